@@ -1,0 +1,1 @@
+"""Evidence of runs and what a person reads of it."""

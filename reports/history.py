@@ -1,0 +1,146 @@
+"""The history of a run: an ordered, immutable view of its records, with the selections that judges need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from reports import records as r
+
+RecordT = TypeVar("RecordT", bound=r.Record)
+
+
+class History:
+    """Records in the order in which they were written.
+
+    A judge gets the *case view* (``for_case``): the records of one case, with ``before`` holding everything that the
+    run recorded earlier and ``stack`` the stack the case ran on.
+    """
+
+    def __init__(self, records: Iterable[r.Record], before: Iterable[r.Record] = ()) -> None:
+        self.records: tuple[r.Record, ...] = tuple(records)
+        self.before: tuple[r.Record, ...] = tuple(before)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[r.Record]:
+        return iter(self.records)
+
+    def of(self, kind: type[RecordT]) -> list[RecordT]:
+        """All records of one type, in order."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def last(self, kind: type[RecordT]) -> RecordT | None:
+        """The last record of a type, or None."""
+        found = self.of(kind)
+        return found[-1] if found else None
+
+    # Cases ----------------------------------------------------------------------------------------------------------
+    def case_ids(self) -> list[str]:
+        """Ids of all cases that were started, in order, each once."""
+        return list(dict.fromkeys(c.case_id for c in self.of(r.CaseStarted)))
+
+    def for_case(self, case_id: str) -> History:
+        """The view of one case: from its (last) start to its finish, or to the end where it was cut short."""
+        start = max(
+            (i for i, rec in enumerate(self.records) if isinstance(rec, r.CaseStarted) and rec.case_id == case_id),
+            default=None,
+        )
+        if start is None:
+            raise KeyError(case_id)
+        end = len(self.records)
+        for i in range(start, len(self.records)):
+            rec = self.records[i]
+            if isinstance(rec, r.CaseFinished) and rec.case_id == case_id:
+                end = i + 1
+                break
+        return History(self.records[start:end], before=self.records[:start])
+
+    @property
+    def case(self) -> r.CaseStarted:
+        """The case of a case view."""
+        if not self.records or not isinstance(self.records[0], r.CaseStarted):
+            raise ValueError("not the view of a case: History.for_case() makes one")
+        return self.records[0]
+
+    @property
+    def complete(self) -> bool:
+        """The case ran to its end (its collection may still have raised: see ``collect_error``)."""
+        return bool(self.of(r.CaseFinished))
+
+    @property
+    def collect_error(self) -> str:
+        """Traceback of the collection, or ""."""
+        finished = self.last(r.CaseFinished)
+        return finished.error if finished else ""
+
+    @property
+    def stack(self) -> r.StackUp | None:
+        """The newest stack at the end of the case: one brought up inside the case, else the case's own."""
+        inside = self.of(r.StackUp)
+        if inside:
+            return inside[-1]
+        wanted = self.case.stack_id
+        for rec in reversed(self.before):
+            if isinstance(rec, r.StackUp) and (not wanted or rec.stack_id == wanted):
+                return rec
+        return None
+
+    def engine(self, name: str) -> r.EngineFacts:
+        """Facts of an engine of the case's stack. KeyError when there is no such engine."""
+        stack = self.stack
+        for facts in stack.engines if stack else ():
+            if facts.name == name:
+                return facts
+        raise KeyError(name)
+
+    # Selections -----------------------------------------------------------------------------------------------------
+    def observations(
+        self, *, phase: str | None = None, role: str | None = None, engine: str | None = None
+    ) -> list[r.Observation]:
+        """Requests, in the order in which they ended."""
+        return [
+            o
+            for o in self.of(r.Observation)
+            if (phase is None or o.phase == phase)
+            and (role is None or o.role == role)
+            and (engine is None or o.engine == engine)
+        ]
+
+    def facts(self, name: str) -> list[r.Fact]:
+        """Facts of one name, in order."""
+        return [f for f in self.of(r.Fact) if f.name == name]
+
+    def fact(self, name: str) -> r.Fact | None:
+        """The last fact of a name, or None."""
+        found = self.facts(name)
+        return found[-1] if found else None
+
+    def metrics(self, unit: str, label: str) -> r.MetricsSnapshot | None:
+        """The last snapshot of a unit under a label, or None."""
+        found = [m for m in self.of(r.MetricsSnapshot) if m.unit == unit and m.label == label]
+        return found[-1] if found else None
+
+    def delta(self, unit: str, first: str, second: str) -> dict[str, float] | None:
+        """Counter differences between two labelled snapshots of a unit; None when either is missing.
+
+        A name that is missing in the earlier one counts from zero (labelled counters appear with their first event).
+        """
+        a, b = self.metrics(unit, first), self.metrics(unit, second)
+        if a is None or b is None:
+            return None
+        return {name: value - a.values.get(name, 0.0) for name, value in b.values.items()}
+
+    def faults(self, action: str | None = None) -> list[r.FaultRecord]:
+        """Faults of the case, in order."""
+        return [f for f in self.of(r.FaultRecord) if action is None or f.action == action]
+
+    def earlier_observations(self, stack_id: str | None = None) -> list[r.Observation]:
+        """Requests sent before this case since its stack came up (what its pool and caches may hold)."""
+        wanted = stack_id if stack_id is not None else self.case.stack_id
+        begin = 0
+        for i, rec in enumerate(self.before):
+            if isinstance(rec, r.StackUp) and rec.stack_id == wanted:
+                begin = i
+        return [rec for rec in self.before[begin:] if isinstance(rec, r.Observation)]

@@ -1,0 +1,1 @@
+"""What must hold: gates, benchmarks, workloads, checks, planted defects."""

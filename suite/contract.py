@@ -1,0 +1,139 @@
+"""The contract of a gate: ``collect`` gathers evidence, ``judge`` turns it into a verdict.
+
+``collect`` talks to the stack in named phases and decides nothing. ``judge`` is a pure function of the case's history:
+no I/O, no clock, no stack, so that every verdict can be given again from evidence, elsewhere and later.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reports import records as r
+from reports.history import History
+
+if TYPE_CHECKING:
+    from fixtures.spec import StackSpec
+    from fixtures.stack import Stack
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of a gate: ``id`` is stable (``P.boundary.k3+1``); ``params`` is JSON data, recorded with the case.
+
+    needs: requirements beyond a stack (``gpu``, ``rdma``, ``nft``, ...). core: part of ``make gates``.
+    smoke: part of ``make smoke``. dirties: the stack must be proven healthy or rebuilt after it.
+    """
+
+    id: str
+    params: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    core: bool = True
+    smoke: bool = False
+    dirties: bool = False
+    variant: str = ""
+    """Which of the gate's stack variants it runs on; cases of one variant share a stack."""
+
+
+class Gate:
+    """One claim about the stack. Subclasses set the class attributes and implement the three methods."""
+
+    id: ClassVar[str]
+    """``P.boundary``: family, dot, name. Case ids begin with it."""
+    version: ClassVar[int] = 1
+    """Raised whenever ``judge`` may give another verdict on the same history."""
+    claim: ClassVar[str]
+    """One sentence that must hold."""
+    proof: ClassVar[tuple[str, ...]] = ()
+    """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
+
+    def cases(self) -> Iterable[Case]:
+        """All cases, each with a unique id that starts with the gate's id."""
+        raise NotImplementedError
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        """The stack the case runs on, derived from the run's base spec. Default: the base itself."""
+        return base
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        """Gather evidence through ``stack`` (which records everything). Decides nothing."""
+        raise NotImplementedError
+
+    def judge(self, history: History) -> r.Verdict:
+        """The verdict on a case view (``History.for_case``). Pure."""
+        raise NotImplementedError
+
+    # Helpers for judges ---------------------------------------------------------------------------------------------
+    def verdict(self, history: History, outcome: r.Outcome, **fields: Any) -> r.Verdict:
+        """A verdict on the case of ``history`` with this gate's id, claim and version filled in."""
+        case = history.case
+        fields.setdefault("claim", self.claim)
+        return r.Verdict(case_id=case.case_id, gate=self.id, gate_version=self.version, outcome=outcome, **fields)
+
+
+def outcome_of(findings: Iterable[r.Finding]) -> r.Outcome:
+    """PASS for none; else HARNESS_ERROR if any is ours, FAIL if any is the stack's, else INCONCLUSIVE.
+
+    A harness error comes first: a verdict on the stack cannot rest on evidence that the harness spoiled.
+    """
+    codes = {f.code for f in findings}
+    if not codes:
+        return r.Outcome.PASS
+    if codes & r.HARNESS_CODES:
+        return r.Outcome.HARNESS_ERROR
+    if codes - r.INCONCLUSIVE_CODES - {r.FindingCode.MISSING_CAPABILITY}:
+        return r.Outcome.FAIL
+    if codes & r.INCONCLUSIVE_CODES:
+        return r.Outcome.INCONCLUSIVE
+    return r.Outcome.UNTESTABLE
+
+
+def safe_judge(gate: Gate, history: History) -> r.Verdict:
+    """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
+
+    A collection that was cut short or raised is HARNESS_ERROR whatever the records before it say.
+    """
+    try:
+        if history.collect_error:
+            last = history.collect_error.strip().splitlines()[-1]
+            finding = r.Finding(
+                code=r.FindingCode.HARNESS_EXCEPTION, message=last, evidence={"traceback": history.collect_error}
+            )
+            return gate.verdict(
+                history, r.Outcome.HARNESS_ERROR, findings=(finding,), got=last, wanted="the case runs to its end"
+            )
+        if not history.complete:
+            finding = r.Finding(code=r.FindingCode.INCOMPLETE_CASE, message="the run ended inside this case")
+            return gate.verdict(
+                history,
+                r.Outcome.HARNESS_ERROR,
+                findings=(finding,),
+                got=finding.message,
+                wanted="the case runs to its end",
+            )
+        verdict = gate.judge(history)
+    except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
+        text = traceback.format_exc()
+        last = text.strip().splitlines()[-1]
+        finding = r.Finding(code=r.FindingCode.CHECKER_CRASHED, message=last, evidence={"traceback": text})
+        return r.Verdict(
+            case_id=history.case.case_id,
+            gate=gate.id,
+            gate_version=gate.version,
+            outcome=r.Outcome.HARNESS_ERROR,
+            claim=gate.claim,
+            findings=(finding,),
+            got=last,
+            wanted="a verdict",
+        )
+    if verdict.outcome is not outcome_of(verdict.findings):
+        finding = r.Finding(
+            code=r.FindingCode.CHECKER_CRASHED,
+            message=f"{gate.id} judged {verdict.outcome} with findings that mean {outcome_of(verdict.findings)}",
+        )
+        return gate.verdict(
+            history, r.Outcome.HARNESS_ERROR, findings=(finding, *verdict.findings), got=finding.message
+        )
+    return verdict

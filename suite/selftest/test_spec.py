@@ -1,0 +1,72 @@
+"""Specs from TOML: good ones load, each kind of bad one is one clear error that names place and mend."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.errors import UsageError
+from fixtures.spec import STACKS_DIR, load_spec, parse_spec
+
+pytestmark = pytest.mark.selftest
+
+
+@pytest.mark.parametrize("path", sorted(STACKS_DIR.glob("*.toml")), ids=lambda p: p.stem)
+def test_every_ready_spec_loads_under_its_own_name(path: Path) -> None:
+    assert load_spec(path.stem).name == path.stem
+
+
+BAD = [
+    ("x =", "not valid TOML"),
+    ('name = "x"\nfoo = 1', "unknown field `foo`"),
+    ('name = "x"\nengine_count = "2"', "engine_count: Expected `int"),
+    ('name = "x"\n[engine]\nbloc = 1', "engine: .*unknown field `bloc`"),
+    ('name = "x"\n[store]\nmode = "q"', "store.mode: Invalid enum value 'q'"),
+    ('name = "x"\n[engine]\nconnector = "mooncake-store"', r"needs a \[store\] table"),
+    ('name = "x"\nengine_count = 2\n[[engines]]\n', "keep one of them"),
+    ('name = "x"\nengine_count = 0', "at least one engine"),
+    ('name = "x"\n[engine]\nconnector = "native"\nblock_tokens = 16', "multiples of 32"),
+    ('name = "x"\n[engine]\nconnector = "custom"', "needs connector_name and connector_module_path"),
+    ('name = "x"\n[engine]\nconnector = "native"\ngpu = 0', "platform = 'cuda'"),
+    ('name = "x"\ntransport = "rdma"\n[engine]\nconnector = "native"', "device"),
+    ('name = "x"\n[engine]\nconnector = "native"\nhash_seed = "abc"', "hash_seed"),
+    ('name = "x"\n[store]\nmode = "standalone"', "owners = 1"),
+    ('name = "x"\n[store]\nclient_ttl_s = 0', "must be positive"),
+    (
+        'name = "x"\n[[engines]]\nname = "a"\nconnector = "native"\n[[engines]]\nname = "a"\nconnector = "native"',
+        "used twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=[m for _, m in BAD])
+def test_bad_specs_are_one_clear_error(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_spec(text, "bad.toml")
+    assert str(caught.value).startswith("bad.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_lists_the_ready_specs() -> None:
+    with pytest.raises(UsageError, match=r"no such file.*cpu\.toml"):
+        load_spec("nowhere")
+
+
+def test_engine_overrides_merge_tables_and_replace_the_rest() -> None:
+    spec = parse_spec(
+        'name = "x"\n[engine]\nconnector = "native"\nenv = {A = "1", B = "1"}\n[[engines]]\n[[engines]]\nenv = {B = "2"}\n',
+        "x.toml",
+    )
+    assert spec.engine("e1").env == {"A": "1", "B": "2"}
+    assert spec.engine("e0").env == {"A": "1", "B": "1"}
+
+
+def test_equal_specs_have_equal_keys_and_variants_differ() -> None:
+    spec = load_spec("cpu")
+    assert spec.key() == load_spec("cpu").key()
+    assert spec.with_engine("e1", hash_seed="7").key() != spec.key()
+    assert [e.name for e in spec.with_engine_count(3).engines] == ["e0", "e1", "e2"]
+
+
+def test_a_variant_is_validated_too() -> None:
+    with pytest.raises(UsageError, match="multiples of 32"):
+        load_spec("cpu").with_all_engines(block_tokens=8)
