@@ -1,0 +1,1 @@
+"""Renderers of a scoreboard: terminal, JSON, Markdown, HTML, JUnit properties. Pure: a scoreboard in, text out."""
