@@ -1,0 +1,57 @@
+# `make` lists the targets. Settings are variables: make setup EXTRAS=cpu,docker PYTHON=/opt/python3.12/bin/python3
+# EXTRAS is remembered by VENV; TORCH_INDEX is asked for the +cpu torch when pip's own sources lack it.
+# Every failing target makes `make` itself end with 2; tools/run ends with pytest's own code (0, 4, 10 to 13).
+
+PYTHON ?= python3.11
+VENV ?= .venv
+EXTRAS ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+ARGS ?=
+BIN := $(VENV)/bin
+export VENV EXPECT RESUME
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup gates gates-full smoke defects test lint format preflight clean clean-all
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install into VENV (.venv): EXTRAS=cpu|cuda12|cuda13|none[,docker] (first time: cpu), PYTHON=, TORCH_INDEX=
+	@command -v $(PYTHON) >/dev/null || { echo "setup: no $(PYTHON) here; set PYTHON=/path/to/python (3.11 or newer), or as root on Debian: apt-get install python3.11 python3.11-venv" >&2; exit 4; }
+	@$(PYTHON) tools/setup_env.py --venv "$(VENV)" --extras "$(EXTRAS)" --torch-index "$(TORCH_INDEX)"
+
+gates: setup ## judge the pinned CPU stack: the core gates against its recorded verdicts (ARGS= goes to pytest)
+	@tools/run gates $(ARGS)
+
+gates-full: setup ## every case of every gate; RESUME=reports/out/RUN goes on with a run that was cut
+	@tools/run gates-full $(ARGS)
+
+smoke: setup ## the fastest real-stack proof of each family; a few minutes
+	@tools/run smoke $(ARGS)
+
+defects: setup ## planted defects: proof that the gates can go red
+	@tools/run defects $(ARGS)
+
+test: setup ## selftests of the suite itself; no vLLM, under a minute
+	@tools/run test $(ARGS)
+
+lint: setup ## ruff, formatting, mypy, import contract
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup ## let ruff format and sort what it can
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+preflight: setup ## what this host can run, what it cannot, and the mend
+	@$(BIN)/python -m fixtures.capabilities $(ARGS)
+
+clean: ## remove VENV and caches; finished runs in reports/out stay
+	@rm -rf "$(VENV)" .stamps .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache build dist *.egg-info
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+clean-all: clean ## clean, and remove finished runs and bundles too
+	@rm -rf reports/out bundle wheelhouse
