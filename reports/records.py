@@ -107,6 +107,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 # Requests
 
 
+class Choice(Part, frozen=True, kw_only=True):
+    """One more answer to the same request (n > 1); the fields are those of ``Observation``."""
+
+    output_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    token_logprobs: tuple[float, ...] = ()
+    finish_reason: str | None = None
+    token_s: tuple[float, ...] = ()
+    text: str = ""
+
+
 class Observation(Record, frozen=True, kw_only=True, tag="observation"):
     """One request and everything the client saw of it. Written when the request ended, however it ended.
 
@@ -145,6 +156,8 @@ class Observation(Record, frozen=True, kw_only=True, tag="observation"):
     sampling: dict[str, Any] = {}
     """The request's other parameters as sent: max_tokens, temperature, seed, logprobs, n, ..."""
     text: str = ""
+    more_choices: tuple[Choice, ...] = ()
+    """Choices 1 to n-1 where n > 1; choice 0 is in the fields above."""
 
     @property
     def ttft_s(self) -> float | None:
