@@ -1,0 +1,393 @@
+"""Answer oracle (rule 4): token ids and top log probabilities of two answers to one prompt, against measured floors.
+
+All differences are in nat (natural log). Greedy sampling is assumed: the k listed ids of a step are its k most likely.
+Two answers are comparable up to and including the first step whose tokens differ; later steps have other contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports import records as r
+from suite.checks.base import finding, too_few
+
+Pair = tuple[r.Observation, r.Observation]
+TopLogprobs = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two answers differ. ``a`` and ``b`` are the sides as given to ``compare``.
+
+    steps: steps compared. first_step: first step (from 0) whose tokens differ, None where none does; a missing token is
+    a difference. max_nat: largest |difference| of a log probability over all compared steps; for an id that one side
+    does not list, the lower bound that follows from that side's least listed one. margin_nat: at the differing step, by
+    how much a side preferred its token to the other's (the larger side; a lower bound where the other is not listed);
+    None where it cannot be known. problem: why nothing (or nothing more) can be concluded; "" normally.
+    corrupt: the problem is an answer that no healthy engine gives (log probabilities that are no numbers).
+    """
+
+    a_id: str
+    b_id: str
+    steps: int = 0
+    first_step: int | None = None
+    a_token: int | None = None
+    b_token: int | None = None
+    max_nat: float = 0.0
+    max_step: int | None = None
+    margin_nat: float | None = None
+    problem: str = ""
+    corrupt: bool = False
+
+    @property
+    def parted(self) -> bool:
+        """Token ids differ."""
+        return self.first_step is not None
+
+    def evidence(self) -> dict[str, object]:
+        """Both sides and the first place, as JSON data."""
+        return {
+            "a": self.a_id,
+            "b": self.b_id,
+            "first_step": self.first_step,
+            "a_token": self.a_token,
+            "b_token": self.b_token,
+            "max_nat": self.max_nat,
+            "max_step": self.max_step,
+            "margin_nat": self.margin_nat,
+            "steps": self.steps,
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        if self.problem:
+            return self.problem
+        where = f"largest difference {self.max_nat:.4g} nat" + (
+            "" if self.max_step is None else f" at step {self.max_step}"
+        )
+        if self.parted:
+            return f"tokens part at step {self.first_step} ({self.a_token} against {self.b_token}), {where}"
+        return f"tokens equal, {where}"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Noise measured in this run: the largest differences of answers that ought to be equal.
+
+    kind: ``native`` (native against native) or ``cold`` (cold against native). pairs, steps: sample sizes.
+    parted: pairs whose tokens parted; margin_nat: largest margin at which they did (inf where it is unknown).
+    unusable: pairs that could not be compared. They are in no other number.
+    """
+
+    kind: str
+    max_nat: float
+    pairs: int
+    steps: int
+    parted: int = 0
+    margin_nat: float = 0.0
+    unusable: int = 0
+    first_problem: str = ""
+
+    def merged(self, other: Floor) -> Floor:
+        """Both samples together (sequential and concurrent ones, say). ValueError for floors of unequal kinds."""
+        if self.kind != other.kind:
+            raise ValueError(f"a {self.kind} floor and a {other.kind} floor are not one sample")
+        return Floor(
+            kind=self.kind,
+            max_nat=max(self.max_nat, other.max_nat),
+            pairs=self.pairs + other.pairs,
+            steps=self.steps + other.steps,
+            parted=self.parted + other.parted,
+            margin_nat=max(self.margin_nat, other.margin_nat),
+            unusable=self.unusable + other.unusable,
+            first_problem=self.first_problem or other.first_problem,
+        )
+
+    def numbers(self) -> dict[str, object]:
+        """As shown in a verdict."""
+        return {"max_nat": self.max_nat, "pairs": self.pairs, "steps": self.steps, "parted": self.parted}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Findings, and notes that are true and worth knowing without bearing on the outcome."""
+
+    findings: list[r.Finding]
+    notes: list[str]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def compare(a: r.Observation, b: r.Observation, *, logprobs: bool = True, same_prompt: bool = True) -> Difference:
+    """Compare two answers. ValueError where the prompts differ (``same_prompt``): that is the harness's mistake.
+
+    logprobs: they were asked for; a step without them is a problem, never silently equal.
+    """
+    if same_prompt and a.prompt_token_ids != b.prompt_token_ids:
+        raise ValueError(f"{a.request_id} and {b.request_id} answer different prompts")
+    problem, corrupt = _problem(a, logprobs)
+    if not problem:
+        problem, corrupt = _problem(b, logprobs)
+    if problem:
+        return Difference(a_id=a.request_id, b_id=b.request_id, problem=problem, corrupt=corrupt)
+    return _steps(a, b, logprobs)
+
+
+def _problem(o: r.Observation, logprobs: bool) -> tuple[str, bool]:
+    who = f"request {o.request_id} on {o.engine}"
+    if not o.ok:
+        return f"{who} has no complete answer (status {o.http_status}, {o.error or 'cut short'})", False
+    if not o.output_token_ids:
+        return f"{who} generated no token", False
+    for step, top in enumerate(o.top_logprobs):
+        for token, value in top:
+            if not math.isfinite(value):
+                return f"{who}: log probability of token {token} at step {step} is {value}", True
+    for step, value in enumerate(o.token_logprobs):
+        if not math.isfinite(value):
+            return f"{who}: log probability of the token at step {step} is {value}", True
+    if logprobs:
+        have = sum(bool(top) for top in o.top_logprobs)
+        if have != len(o.output_token_ids) or len(o.top_logprobs) != len(o.output_token_ids):
+            return f"{who}: log probabilities for {have} of {len(o.output_token_ids)} tokens", False
+    return "", False
+
+
+def _steps(a: r.Observation, b: r.Observation, logprobs: bool) -> Difference:
+    most, most_step = 0.0, None
+    shared = min(len(a.output_token_ids), len(b.output_token_ids))
+    for step in range(shared):
+        if logprobs:
+            size = step_difference(a.top_logprobs[step], b.top_logprobs[step])
+            if size > most:
+                most, most_step = size, step
+        if a.output_token_ids[step] != b.output_token_ids[step]:
+            return _parted(a, b, step, step + 1, most, most_step, logprobs)
+    if len(a.output_token_ids) != len(b.output_token_ids):
+        return _parted(a, b, shared, shared, most, most_step, False)
+    return Difference(a_id=a.request_id, b_id=b.request_id, steps=shared, max_nat=most, max_step=most_step)
+
+
+def _parted(
+    a: r.Observation, b: r.Observation, step: int, steps: int, most: float, most_step: int | None, logprobs: bool
+) -> Difference:
+    a_token = a.output_token_ids[step] if step < len(a.output_token_ids) else None
+    b_token = b.output_token_ids[step] if step < len(b.output_token_ids) else None
+    margin = None
+    if logprobs and a_token is not None and b_token is not None:
+        margins = (_margin(a.top_logprobs[step], a_token, b_token), _margin(b.top_logprobs[step], b_token, a_token))
+        known = [m for m in margins if m is not None]
+        margin = max(known) if len(known) == 2 else None
+    return Difference(
+        a_id=a.request_id,
+        b_id=b.request_id,
+        steps=steps,
+        first_step=step,
+        a_token=a_token,
+        b_token=b_token,
+        max_nat=most,
+        max_step=most_step,
+        margin_nat=margin,
+    )
+
+
+def step_difference(a: TopLogprobs, b: TopLogprobs) -> float:
+    """Largest |difference| in nat of one step's log probabilities: exact for ids listed on both sides.
+
+    An id that only one side lists is at most as likely as the other side's least listed one, which bounds its
+    difference from below; the bound is 0 where it says nothing.
+    """
+    left, right = dict(a), dict(b)
+    if left == right:
+        return 0.0
+    most = 0.0
+    for one, other in ((left, right), (right, left)):
+        least = min(other.values())
+        for token, value in one.items():
+            there = other.get(token)
+            most = max(most, value - least if there is None else abs(value - there))
+    return most
+
+
+def _margin(top: TopLogprobs, own: int, other: int) -> float | None:
+    """By how much a side preferred its own token; a lower bound where the other is not listed; None without its own."""
+    values = dict(top)
+    if own not in values:
+        return None
+    return values[own] - values.get(other, min(values.values()))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def native_floor(pairs: Sequence[Pair], *, logprobs: bool = True) -> Floor:
+    """Floor of native against native answers. A floor of no usable pair has ``pairs == 0`` and supports no verdict."""
+    return _floor("native", pairs, logprobs)
+
+
+def cold_floor(pairs: Sequence[Pair], *, logprobs: bool = True) -> Floor:
+    """Floor of cold against native answers."""
+    return _floor("cold", pairs, logprobs)
+
+
+def _floor(kind: str, pairs: Sequence[Pair], logprobs: bool) -> Floor:
+    floor = Floor(kind=kind, max_nat=0.0, pairs=0, steps=0)
+    for a, b in pairs:
+        if a.request_id == b.request_id:
+            raise ValueError(f"{a.request_id} compared with itself measures no noise")
+        d = compare(a, b, logprobs=logprobs)
+        if d.problem:
+            one = Floor(kind=kind, max_nat=0.0, pairs=0, steps=0, unusable=1, first_problem=d.problem)
+        else:
+            margin = (math.inf if d.margin_nat is None else d.margin_nat) if d.parted else 0.0
+            one = Floor(kind, d.max_nat, 1, d.steps, parted=int(d.parted), margin_nat=margin)
+        floor = floor.merged(one)
+    return floor
+
+
+def judge_external_vs_native(
+    pairs: Sequence[Pair], floor: Floor | None, *, logprobs: bool = True, min_pairs: int = 1, min_floor_pairs: int = 1
+) -> list[r.Finding]:
+    """Pairs (external answer, native answer) of equal cached length: any excess over the native floor is ``wrong-answer``.
+
+    There is no escape by margin. Tokens may part only as native answers themselves were seen to part in this run.
+    """
+    found = _floor_findings(floor, "native", min_floor_pairs)
+    differences = [compare(a, b, logprobs=logprobs) for a, b in pairs]
+    found += _unusable(differences, min_pairs, "external against native")
+    # Without a usable floor the claim is at most INCONCLUSIVE for small differences; corrupt answers are wrong anyhow.
+    wrong = [d for d in differences if d.corrupt or (floor and floor.pairs and not d.problem and _exceeds(d, floor))]
+    if wrong:
+        found.insert(0, _wrong(wrong, len(pairs), "external against native", floor))
+    return found
+
+
+def _exceeds(d: Difference, floor: Floor) -> bool:
+    if d.max_nat > floor.max_nat:
+        return True
+    if not d.parted:
+        return False
+    margin = math.inf if d.margin_nat is None else d.margin_nat
+    return floor.parted == 0 or margin > floor.margin_nat or not math.isfinite(margin)
+
+
+def judge_cold(
+    pairs: Sequence[Pair], floor: Floor | None, *, logprobs: bool = True, min_pairs: int = 1, min_floor_pairs: int = 1
+) -> Judgement:
+    """Pairs (answer, cold answer) of unequal shape, against the cold floor.
+
+    Tokens that part at a margin below the floor are numerics (a note). A larger margin, or a log probability that
+    differs by more than the floor, is ``wrong-answer``; so is an answer cut short.
+    """
+    found = _floor_findings(floor, "cold", min_floor_pairs)
+    differences = [compare(a, b, logprobs=logprobs) for a, b in pairs]
+    found += _unusable(differences, min_pairs, "against cold")
+    notes: list[str] = []
+    wrong: list[Difference] = []
+    for d in differences:
+        if d.corrupt:
+            wrong.append(d)
+        elif floor and floor.pairs and not d.problem:
+            if d.max_nat > floor.max_nat or (d.parted and not _numerics(d, floor)):
+                wrong.append(d)
+            elif d.parted:
+                notes.append(
+                    f"{d.a_id} and {d.b_id} part at step {d.first_step} at a margin of {d.margin_nat:.4g} nat,"
+                    f" below the cold floor of {floor.max_nat:.4g} nat: numerics"
+                )
+    if wrong:
+        found.insert(0, _wrong(wrong, len(pairs), "against cold", floor))
+    return Judgement(findings=found, notes=notes)
+
+
+def _numerics(d: Difference, floor: Floor) -> bool:
+    return d.margin_nat is not None and d.margin_nat < floor.max_nat
+
+
+def _wrong(wrong: Sequence[Difference], pairs: int, arm: str, floor: Floor | None) -> r.Finding:
+    first = wrong[0]
+    limit = "no floor" if floor is None else f"floor {floor.max_nat:.4g} nat from {floor.pairs} pairs"
+    return finding(
+        r.FindingCode.WRONG_ANSWER,
+        f"{len(wrong)} of {pairs} answers {arm} are wrong; first: {first.a_id} against {first.b_id}: {first} ({limit})",
+        **first.evidence(),
+        arm=arm,
+        count=len(wrong),
+        pairs=pairs,
+        floor_nat=None if floor is None else floor.max_nat,
+        floor_pairs=0 if floor is None else floor.pairs,
+    )
+
+
+def _floor_findings(floor: Floor | None, kind: str, needed: int) -> list[r.Finding]:
+    if floor is not None and floor.kind != kind:
+        raise ValueError(f"a {floor.kind} floor where the {kind} floor belongs")
+    pairs = 0 if floor is None else floor.pairs
+    if pairs >= max(1, needed):
+        return []
+    why = floor.first_problem if floor is not None else ""
+    return too_few(
+        f"the {kind} floor rests on {pairs} pairs, {max(1, needed)} needed"
+        + (f"; first problem: {why}" if why else ""),
+        floor_pairs=pairs,
+        needed=max(1, needed),
+    )
+
+
+def _unusable(differences: Sequence[Difference], needed: int, arm: str) -> list[r.Finding]:
+    problems = [d for d in differences if d.problem and not d.corrupt]
+    usable = len(differences) - len(problems)
+    if problems:
+        return too_few(
+            f"{len(problems)} of {len(differences)} pairs {arm} cannot be compared; first: {problems[0].problem}",
+            a=problems[0].a_id,
+            b=problems[0].b_id,
+            usable=usable,
+        )
+    if usable < max(1, needed):
+        return too_few(f"{usable} pairs {arm}, {max(1, needed)} needed", usable=usable, needed=max(1, needed))
+    return []
+
+
+def check_sensitivity(
+    planted: Sequence[Difference] | Mapping[str, Difference],
+    floor: Floor | None,
+    absolute_minimum_nat: float,
+    *,
+    factor: float = 3.0,
+    at_least: int = 1,
+) -> list[r.Finding]:
+    """The oracle can see: answers over a planted wrong block differ by more than max(factor x floor, absolute minimum).
+
+    planted: differences between an answer that read a wrong block and the right answer; ``at_least`` of them must exceed.
+    absolute_minimum_nat must be positive: a floor of zero makes any factor meaningless. Else ``oracle-blind``.
+    """
+    if not absolute_minimum_nat > 0 or not factor > 0:
+        raise ValueError("absolute_minimum_nat and factor must be positive")
+    if floor is None or floor.pairs == 0:
+        return too_few("sensitivity needs a floor measured in this run")
+    named = list(planted.values()) if isinstance(planted, Mapping) else list(planted)
+    limit = max(factor * floor.max_nat, absolute_minimum_nat)
+    seen = [d for d in named if d.corrupt or (not d.problem and d.max_nat > limit)]
+    if named and len(seen) >= max(1, at_least):
+        return []
+    best = max((d for d in named if not d.problem), key=lambda d: d.max_nat, default=None)
+    message = (
+        f"{len(seen)} of {len(named)} planted wrong blocks exceed {limit:.4g} nat, {max(1, at_least)} needed;"
+        f" largest: {'none comparable' if best is None else str(best)}"
+    )
+    return [
+        finding(
+            r.FindingCode.ORACLE_BLIND,
+            message,
+            limit_nat=limit,
+            floor_nat=floor.max_nat,
+            absolute_minimum_nat=absolute_minimum_nat,
+            planted=len(named),
+            seen=len(seen),
+            largest=None if best is None else best.evidence(),
+        )
+    ]
