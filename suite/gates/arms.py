@@ -1,0 +1,137 @@
+"""What gates do to a stack again and again: the arms of a comparison, and the calibration of the oracle.
+
+An *arm* is one request whose prompt tokens come from a known source. ``reuse_arms`` sends one prompt through four:
+
+========== ====== =========================================================================================
+role       engine source of the reusable tokens
+========== ====== =========================================================================================
+cold       saver  computed; afterwards the prompt is in the pool and in the saver's own cache
+native     saver  the saver's own prefix cache
+external   reader the pool, and nothing else: the reader never saw the prompt
+native-2   reader the reader's own prefix cache, which the pool filled
+========== ====== =========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from reports import records as r
+from suite.workload.prompts import Prompt
+
+if TYPE_CHECKING:
+    from fixtures.stack import Stack
+
+CALIBRATION = "calibration"
+"""Case id of the records that measure the oracle itself; once a stack, shared by all its cases."""
+
+CALIBRATION_LENGTHS = (65, 1000, 3000)
+"""Prompt lengths (tokens) at which the noise floors are measured: three blocks, one prefill chunk, several chunks."""
+
+PLANTED_PROMPT_TOKENS = 2000
+"""Length of the prompt that gets a wrong block, as in the measurement that this suite was begun with."""
+
+
+def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: str, tag: str = "") -> None:
+    """Send ``prompt`` through the four arms, in the order of the table above. ``tag`` tells prompts of a case apart."""
+    suffix = f"/{tag}" if tag else ""
+    with stack.phase(case_id, f"save{suffix}"):
+        stack.save(saver, prompt, role=f"cold{suffix}")
+    with stack.phase(case_id, f"native{suffix}"):
+        stack.ask_measured(saver, prompt, role=f"native{suffix}")
+    with stack.phase(case_id, f"external{suffix}"):
+        stack.ask_measured(reader, prompt, role=f"external{suffix}")
+        stack.ask_measured(reader, prompt, role=f"native-2{suffix}")
+
+
+def other_engine(stack: Stack, engine: str) -> str:
+    """The engine after ``engine`` in the stack's order (the first one after the last)."""
+    names = stack.names
+    return names[(names.index(engine) + 1) % len(names)]
+
+
+def calibrate(stack: Stack) -> None:
+    """Measure the oracle on this stack, once: both noise floors, alone and under concurrency, and its sensitivity.
+
+    Roles written: ``floor-cold``, ``floor-native`` (sequential), ``floor-cold-concurrent``,
+    ``floor-native-concurrent``, ``planted`` with its ``planted-reference``; facts ``planted-block``. Every engine takes
+    part: the cold and native arms of all engines answer the same prompts, under salts of their own so that no engine
+    reads another's blocks.
+    """
+    if stack.notes.get("calibrated"):
+        return
+    stack.notes["calibrated"] = True
+    prompts = stack.prompts(CALIBRATION)
+    longest = min(stack.engines[name].facts.max_model_len for name in stack.names) - 16
+    lengths = [n for n in CALIBRATION_LENGTHS if n <= longest]
+    with stack.phase(CALIBRATION, "floors"):
+        for tokens in lengths:
+            prompt = prompts.fresh(f"floor/{tokens}", tokens)
+            for engine in stack.names:
+                salt = f"{CALIBRATION}/{engine}/{tokens}"
+                stack.ask(engine, prompt, "floor-cold", cache_salt=salt)
+                for _ in range(2):
+                    stack.ask(engine, prompt, "floor-native", cache_salt=salt)
+    with stack.phase(CALIBRATION, "floors-concurrent"):
+        prompt = prompts.fresh(f"floor/{lengths[-1]}", lengths[-1])
+        for engine in stack.names:
+            salts = [f"{CALIBRATION}/concurrent/{engine}/{i}" for i in range(4)]
+            for role in ("floor-cold-concurrent", "floor-native-concurrent"):
+                stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
+    if stack.store is not None and len(stack.names) > 1:
+        with stack.phase(CALIBRATION, "planted"):
+            plant_wrong_blocks(stack, prompts.fresh("planted", PLANTED_PROMPT_TOKENS), prompts)
+
+
+def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: Any) -> None:
+    """Put one foreign block into the pool under a valid key, at the first, a middle and the last reusable position.
+
+    Each time the reader has never seen the prompt; what it answers must differ from the reference, or the oracle is
+    blind. A block's key is found without knowing how keys are made: save the prompt up to the block, then one block
+    further, and see which key is new.
+    """
+    saver, reader = stack.names[0], stack.names[1]
+    block = stack.engines[saver].facts.block_tokens
+    blocks = stack.reusable(saver, prompt) // block
+    foreign_keys_before = stack.keys()
+    stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
+    foreign = sorted(stack.keys() - foreign_keys_before)
+    for where, index in (("first", 0), ("middle", blocks // 2), ("last", blocks - 1)):
+        victim = prompts.fresh(f"planted/{where}", len(prompt))
+        if index:
+            stack.save(saver, victim[: index * block + 1], role="planted-prefix")
+        before = stack.keys()
+        stack.save(saver, victim[: (index + 1) * block + 1], role="planted-prefix")
+        own = sorted(stack.keys() - before)
+        stack.save(saver, victim, role="planted-prefix")
+        stack.ask(saver, victim, "planted-reference")
+        answer: Any = None
+        if len(own) == 1 and len(foreign) == 1:
+            (answer,) = stack.store_tool([{"op": "replace", "key": own[0], "how": "copy", "source": foreign[0]}])
+        planted = stack.ask_measured(reader, victim, "planted")
+        stack.fact(
+            "planted-block",
+            {"where": where, "block": index, "keys": own, "replaced": answer, "request_id": planted.request_id},
+        )
+
+
+def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label: str) -> None:
+    """Save something and record where its blocks lie: a fact ``owners`` with the number of blocks a unit holds.
+
+    Blocks are attributed by the address of the memory that holds them (the store's own replica list) and the unit
+    whose process listens there (the kernel's socket list).
+    """
+    before = stack.keys()
+    save()
+    new = sorted(stack.keys() - before)
+    (replicas,) = stack.store_tool([{"op": "owners", "keys": new}])
+    listening = {
+        address: unit for unit, address in (line.split(" ", 1) for line in stack.snapshot_sockets(label).listening)
+    }
+    counts: dict[str, int] = {}
+    for endpoints in replicas.values():
+        for endpoint in endpoints:
+            unit = listening.get(endpoint, f"unknown {endpoint}")
+            counts[unit] = counts.get(unit, 0) + 1
+    stack.fact("owners", {"label": label, "saver": owner, "blocks": len(new), "held_by": counts})

@@ -1,0 +1,165 @@
+"""Family P: reused KV is the KV of exactly this prefix, or it is not reused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from reports import records as r
+from reports.history import History
+from suite.contract import Case, Gate
+from suite.gates import gate_cases
+from suite.gates.arms import calibrate, other_engine, reuse_arms
+from suite.gates.judging import judge_arms
+from suite.workload.prompts import boundary_lengths
+
+if TYPE_CHECKING:
+    from fixtures.spec import StackSpec
+    from fixtures.stack import Stack
+
+DEEP_MODEL = "tiny-deep"
+DEEP_MAX_LEN = 12288
+"""Room for the largest load of the size axis: 36 layers x 2 x 278 blocks of 32 tokens are 20,016 slices."""
+
+
+class Boundary(Gate):
+    """Claim: at every prompt length around a block boundary, an external hit covers exactly the whole blocks before the
+    last token, and the answer is that of the engine's own cache.
+
+    How it can lie: a rounding error at the boundary serves one block too many (the last token's logits are then those
+    of another prompt) or skips the tail; counters look right either way.
+    Oracle: exact token counts from prompt length and block size; external against native, cold as second arm.
+    Turns red: one block too many, a foreign or stale block, zeros, a load that claims hits without loading.
+    """
+
+    id = "P.boundary"
+    claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
+
+    def cases(self) -> Iterable[Case]:
+        for blocks in (1, 2, 3, 16, 62):
+            for name, length in boundary_lengths(blocks, 32).items():
+                yield Case(f"{self.id}.{name}", {"blocks": blocks, "offset": length - 32 * blocks}, smoke=blocks == 3)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        saver = stack.names[case.params["blocks"] % len(stack.names)]
+        block = stack.engines[saver].facts.block_tokens
+        tokens = case.params["blocks"] * block + case.params["offset"]
+        reuse_arms(stack, case.id, stack.prompts(case.id).fresh("x", tokens), saver, other_engine(stack, saver))
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_arms(self, history)
+
+
+class Divergent(Gate):
+    """Claim: a prompt that leaves another one inside a block reuses the blocks before that one, and no more.
+
+    How it can lie: a key that covers too little (a hash cut short, a block looked up by position) gives the other
+    prompt's block: fluent, fast, wrong.
+    Oracle: the exact count of common whole blocks; the answer of the engine's own cache with the same cached length
+    (``short``: the prompt ends inside the parting block, so that block can be in no cache) or the cold answer (``full``).
+    Positive control: the undivided prompt does hit in full.
+    Turns red: a connector that ignores the last block's tokens, one block too many, another request's block.
+    """
+
+    id = "P.divergent"
+    claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
+
+    def cases(self) -> Iterable[Case]:
+        for name, at, short in (
+            ("first-block", 5, False),
+            ("last-block-short", 7, True),
+            ("last-block-full", 31, False),
+        ):
+            yield Case(f"{self.id}.{name}", {"offset": at, "short": short, "last": name != "first-block"}, smoke=short)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        saver, reader = stack.names[0], stack.names[1]
+        block = stack.engines[saver].facts.block_tokens
+        blocks = 8
+        prompts = stack.prompts(case.id)
+        original = prompts.fresh("x", blocks * block + 1)
+        parting = ((blocks - 1) * block if case.params["last"] else 0) + case.params["offset"]
+        tokens = parting + 9 if case.params["short"] else len(original)
+        reuse_arms(stack, case.id, original, saver, reader, "control")
+        sibling = prompts.branched(original, parting, "y", tokens)
+        with stack.phase(case.id, "divergent"):
+            stack.fact("divergent", {"at": parting, "common_tokens": parting // block * block})
+            if case.params["short"]:
+                stack.ask_measured(saver, sibling, "native/divergent")
+            else:
+                stack.ask_measured(saver, sibling, "cold/divergent", cache_salt=f"{case.id}/cold")
+            stack.ask_measured(reader, sibling, "external/divergent")
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_arms(self, history)
+
+
+class LoadSize(Gate):
+    """Claim: reuse is right at every load size, the first time and again.
+
+    How it can lie: small models and short prompts hide what large transfers do (batches split, buffers wrap, leases
+    run out under way, a first connection behaves unlike a later one).
+    Oracle: as P.boundary, and the bytes that the store says it moved: tokens x bytes per token, exactly.
+    Turns red: lost or swapped batches, a load that ends early, bytes booked that never moved.
+    """
+
+    id = "P.size"
+    claim = (
+        "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
+    )
+
+    def cases(self) -> Iterable[Case]:
+        for blocks in (1, 16, 120):
+            yield Case(f"{self.id}.base.b{blocks}", {"blocks": blocks, "deep": False})
+        for blocks in (1, 16, 64, 140, 280):
+            yield Case(f"{self.id}.deep.b{blocks}", {"blocks": blocks, "deep": True}, variant="deep")
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if not case.params["deep"]:
+            return base
+        return base.with_all_engines(model=DEEP_MODEL, max_model_len=DEEP_MAX_LEN)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        saver, reader = stack.names[0], stack.names[1]
+        tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
+        prompt = stack.prompts(case.id).fresh("x", tokens)
+        reuse_arms(stack, case.id, prompt, saver, reader)
+        with stack.phase(case.id, "repeated"):
+            for again in ("2", "3"):
+                stack.reset_local_cache(reader)
+                stack.ask_measured(reader, prompt, f"external/again-{again}")
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_arms(self, history, numbers=_slices(history))
+
+
+def _slices(history: History) -> dict[str, Any]:
+    stack = history.stack
+    layers = stack.engines[0].layers if stack and stack.engines else 0
+    return {"slices": layers * 2 * int(history.case.params["blocks"])}
+
+
+BOUNDARY = Boundary()
+DIVERGENT = Divergent()
+LOAD_SIZE = LoadSize()
+
+
+@gate_cases(BOUNDARY)
+def test_boundary(run_case: Any, case: Case) -> None:
+    run_case(BOUNDARY, case)
+
+
+@gate_cases(DIVERGENT)
+def test_divergent(run_case: Any, case: Case) -> None:
+    run_case(DIVERGENT, case)
+
+
+@gate_cases(LOAD_SIZE)
+def test_load_size(run_case: Any, case: Case) -> None:
+    run_case(LOAD_SIZE, case)
