@@ -132,8 +132,8 @@ def _wide_row(row: ScoreRow, width: int, colour: bool) -> list[str]:
     gap = 2
     mark_columns = len("[UNEXPECTED]")
     room = width - 2 - _OUTCOME_COLUMNS - 1 - mark_columns - 4 * gap
-    text = room * 26 // 100
-    sizes = (text, text, text, room - 3 * text)
+    share = room * 26 // 100
+    sizes = (share, share, share, room - 3 * share)
     cells = [
         _cell([_short_id(row), v.finding], sizes[0]),
         _cell([v.got], sizes[1]),
