@@ -19,7 +19,7 @@ help: ## list the targets
 
 setup: ## install into VENV (.venv): EXTRAS=cpu|cuda12|cuda13|none[,docker] (first time: cpu), PYTHON=, TORCH_INDEX=
 	@command -v $(PYTHON) >/dev/null || { echo "setup: no $(PYTHON) here; set PYTHON=/path/to/python (3.11 or newer), or as root on Debian: apt-get install python3.11 python3.11-venv" >&2; exit 4; }
-	@$(PYTHON) tools/setup_env.py --venv "$(VENV)" --extras "$(EXTRAS)" --torch-index "$(TORCH_INDEX)"
+	@$(PYTHON) -m tools.setup_env --venv "$(VENV)" --extras "$(EXTRAS)" --torch-index "$(TORCH_INDEX)"
 
 gates: setup ## judge the pinned CPU stack: the core gates against its recorded verdicts (ARGS= goes to pytest)
 	@tools/run gates $(ARGS)

@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever PYTHON names: one line, not a traceback over tomllib
-    sys.exit(f"setup: Python 3.11 or newer is needed, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11")
+    sys.stderr.write(
+        f"setup: Python 3.11 or newer is needed, this is {sys.version.split()[0]}; set PYTHON=/path/to/python3.11\n"
+    )
+    sys.exit(4)
 
 import tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.logged import ROOT, log_tail, run_logged, say
+
 STAMPS = ROOT / ".stamps"
 ALWAYS = "dev"
 HARNESS_ALONE = "none"
@@ -61,6 +65,7 @@ NETWORK_SIGNS = (
     "SSLError",
     "Connection refused",
     "ConnectionResetError",
+    "(from versions: none)",  # what remains of them when pip is told not to retry; every index has some version of torch
 )
 
 
@@ -119,17 +124,21 @@ def split_extras(text: str) -> list[str]:
 
 
 def choose_extras(asked: str, place: Place) -> list[str]:
-    """What was asked for, else what this environment was made with, else the CPU stack. Raises SetupError on a change of platform."""
+    """What was asked for, else what this environment was made with, else the CPU stack."""
+    before, key = place.recorded()
+    if asked.strip():
+        return split_extras(asked)
+    return before if key else split_extras(DEFAULT_EXTRAS)
+
+
+def refuse_change_of_platform(wanted: str | None, place: Place) -> None:
+    """Two builds of vLLM in one environment overwrite each other's files. Raises SetupError."""
     before, _ = place.recorded()
-    if not asked.strip():
-        return before if place.recorded()[1] else split_extras(DEFAULT_EXTRAS)
-    extras = split_extras(asked)
-    old, new = ([extra for extra in PLATFORMS if extra in chosen] for chosen in (before, extras))
-    if old and new and old != new:
+    held = next((extra for extra in PLATFORMS if extra in before), None)
+    if held and wanted and held != wanted:
         raise SetupError(
-            f"{place.venv} holds {old[0]}, EXTRAS asks for {new[0]}; make clean, or give it its own VENV=.venv-{new[0]}"
+            f"{place.venv} holds {held}, EXTRAS asks for {wanted}; make clean, or give it its own VENV=.venv-{wanted}"
         )
-    return extras
 
 
 def read_requirements(pyproject: Path, extras: Sequence[str]) -> Requirements:
@@ -167,46 +176,6 @@ def key_of(requirements: Requirements, torch_index: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stdout.write(f"setup: {text}\n")
-    sys.stdout.flush()
-
-
-def run_logged(what: str, command: Sequence[str], place: Place) -> int:
-    """Run quietly into the log, with a sign of life every 15 s. Returns the exit status."""
-    place.log.parent.mkdir(exist_ok=True)
-    started = time.monotonic()
-    say(f"{what} (log: {place.log.relative_to(ROOT)})")
-    with place.log.open("a", encoding="utf-8") as log:
-        log.write(f"\n$ {' '.join(command)}\n")
-        log.flush()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT)
-        try:
-            while True:
-                try:
-                    return process.wait(timeout=15)
-                except subprocess.TimeoutExpired:
-                    say(f"  {what}: {time.monotonic() - started:.0f} s so far; {last_action(place.log)}")
-        finally:
-            if process.poll() is None:  # interrupted from the keyboard
-                process.terminate()
-                process.wait()
-
-
-def last_action(log: Path) -> str:
-    """The newest line of pip's log that names a package."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    named = [line.strip() for line in lines if line.lstrip().startswith(("Collecting", "Downloading", "Installing"))]
-    return named[-1][:100] if named else "starting"
-
-
-def log_tail(log: Path, command_marker: str = "\n$ ", lines: int = 15) -> str:
-    """The last lines of what the newest command wrote."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return "\n".join(text[text.rfind(command_marker) :].strip().splitlines()[-lines:])
-
-
 def pip_install(what: str, arguments: Sequence[str], place: Place) -> int:
     """``pip install`` inside the environment. Returns the exit status."""
     command = [
@@ -218,7 +187,7 @@ def pip_install(what: str, arguments: Sequence[str], place: Place) -> int:
         "--disable-pip-version-check",
         "--progress-bar=off",
     ]
-    return run_logged(what, [*command, *arguments], place)
+    return run_logged(what, [*command, *arguments], place.log)
 
 
 def explain_pip_failure(place: Place, what: str) -> SetupError:
@@ -258,8 +227,8 @@ def apt_install(packages: Sequence[str], reason: str, place: Place) -> None:
     if os.geteuid() != 0:
         raise SetupError(f"{reason}; run: sudo sh -c 'apt-get update && {command}'")
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
-    update = run_logged("apt-get update", [*environment, "apt-get", "update", "-q"], place)
-    if update or run_logged(f"apt-get install {' '.join(packages)}", [*environment, *command.split()], place):
+    update = run_logged("apt-get update", [*environment, "apt-get", "update", "-q"], place.log)
+    if update or run_logged(f"apt-get install {' '.join(packages)}", [*environment, *command.split()], place.log):
         raise SetupError(f"{reason}, and apt failed; its last lines:\n{log_tail(place.log)}", code=1)
 
 
@@ -279,7 +248,7 @@ def make_venv(place: Place) -> None:
     except ImportError:
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
         apt_install([package], f"the venv module of {sys.executable} is incomplete", place)
-    if run_logged(f"making {place.venv.name}", [sys.executable, "-m", "venv", str(place.venv)], place):
+    if run_logged(f"making {place.venv.name}", [sys.executable, "-m", "venv", str(place.venv)], place.log):
         raise SetupError(f"python -m venv failed; its last lines:\n{log_tail(place.log)}", code=1)
 
 
@@ -298,7 +267,7 @@ def install(requirements: Requirements, place: Place, torch_index: str) -> None:
         raise explain_pip_failure(place, what)
     if requirements.platform == "cpu":
         remove = [str(place.python), "-m", "pip", "uninstall", "-y", *MISMATCHED_ON_CPU]
-        if run_logged(f"removing {', '.join(MISMATCHED_ON_CPU)} (built for another torch)", remove, place):
+        if run_logged(f"removing {', '.join(MISMATCHED_ON_CPU)} (built for another torch)", remove, place.log):
             raise SetupError(f"pip uninstall failed; its last lines:\n{log_tail(place.log)}", code=1)
 
 
@@ -345,6 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         extras = choose_extras(given.extras, place)
         requirements = read_requirements(ROOT / "pyproject.toml", extras)
+        refuse_change_of_platform(requirements.platform, place)
         key = key_of(requirements, given.torch_index)
         if place.recorded() == (extras, key):
             say(f"nothing to do: {place.venv} is as pyproject.toml asks ({','.join(extras) or HARNESS_ALONE})")
