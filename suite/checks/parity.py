@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from reports import records as r
+from reports.history import History
 from suite.checks.base import finding, too_few
 
 SEED = "PYTHONHASHSEED"
@@ -47,16 +48,19 @@ def effective_seed(
 
 
 def check_seed_parity(
-    processes: Mapping[str, Sequence[r.ProcessFacts]],
+    processes: Mapping[str, Sequence[r.ProcessFacts]] | Sequence[r.ProcessSnapshot],
     algorithms: Mapping[str, str] | None = None,
     *,
     fixed_default: str | None = FIXED_DEFAULT,
 ) -> list[r.Finding]:
     """All processes of all engines start their block hashes from one seed. ``seed-mismatch`` names both sides.
 
-    processes: engine -> its processes, as the kernel describes them. algorithms: engine -> hash algorithm where given.
+    processes: engine -> its processes, as the kernel describes them, or snapshots of engines (the last of each counts).
+    algorithms: engine -> hash algorithm where given.
     An engine of which no environment could be read is ``too-few-observations``, as are fewer than two engines.
     """
+    if not isinstance(processes, Mapping):
+        processes = {snapshot.unit: snapshot.processes for snapshot in processes}
     if len(processes) < 2:
         return too_few(f"{len(processes)} engines; parity needs two")
     blind = [name for name, facts in processes.items() if not any(p.env for p in facts)]
@@ -123,4 +127,24 @@ def check_lookup_channel(sockets: r.SocketSnapshot | None, *, path_pattern: str 
                 inodes=sorted(by_inode),
             )
         )
+    return found
+
+
+LOOKUP_PATH = "lookup"
+"""Part of the IPC path of vLLM's lookup channel (``.../lookup_rpc_port_<n>_...``), 0.26 to 0.32."""
+
+
+def check_lookup_channels(history: History, engines: Sequence[str]) -> list[r.Finding]:
+    """``check_lookup_channel`` on the newest socket list of a case, with its control.
+
+    Control: every engine named holds a listening lookup socket; else the list was not read right (``no-control``).
+    """
+    sockets = history.last(r.SocketSnapshot)
+    found = check_lookup_channel(sockets)
+    holders = {s.unit for s in (sockets.unix if sockets else ()) if s.listening and LOOKUP_PATH in s.path}
+    missing = [name for name in engines if name not in holders]
+    if not engines or missing:
+        who = ", ".join(missing) or "no engine"
+        text = f"no listening lookup socket of {who} in the kernel's list: it proves nothing"
+        found.append(finding(r.FindingCode.NO_CONTROL, text, missing=missing, holders=sorted(holders)))
     return found
