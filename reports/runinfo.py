@@ -88,8 +88,9 @@ def run_info(histories: Iterable[History], complete: bool | None = None) -> RunI
     for history in every:
         for o in history.of(r.Observation):
             requests += 1
-            if o.ttft_s is not None and o.ok:
-                ttft.setdefault(o.role or "other", []).append(o.ttft_s)
+            role = o.role.partition("/")[0] or "other"  # victim/0, victim/1, ... are one role
+            if o.ttft_s is not None and o.ok and role != "warm-up":
+                ttft.setdefault(role, []).append(o.ttft_s)
     return RunInfo(
         run_id=first.run_id if first else "",
         suite_version=first.suite_version if first else "",
