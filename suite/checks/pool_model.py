@@ -147,18 +147,29 @@ class PoolModel:
 
         The KV of the last generated token is never computed, so it belongs to no block.
         """
-        prompt_chain = self._chain(engine, prompt, salt)
-        # A full block needs whole[:-1] only where outputs reach into it; without outputs nothing follows the prompt.
-        whole_chain = self._chain(engine, (*prompt, *output[:-1]), salt) if len(output) > 1 else prompt_chain
-        local = self._cache_of(engine)
+        self._sent(engine, prompt, salt, self._chain(engine, prompt, salt), max_tokens, output)
+
+    def _sent(
+        self,
+        engine: str,
+        prompt: Sequence[int],
+        salt: str | None,
+        chain: list[int],
+        max_tokens: int,
+        output: Sequence[int],
+    ) -> None:
+        size = self.rules.block_tokens
+        whole = chain
+        if len(prompt) % size + len(output) - 1 >= size:
+            reach = (*prompt[len(chain) * size :], *output[:-1])
+            whole = [*chain, *self._extend(chain[-1] if chain else self._root(engine, salt), reach)]
         if self.rules.local_caching:
-            local.put(whole_chain, engine)
-        self._maybe_local.setdefault(engine, set()).update(whole_chain)
-        if not self._saves(engine, max_tokens):
-            return
-        saved = whole_chain if self.rules.saves_outputs else prompt_chain
-        self._pending.append((engine, saved))
-        self._maybe_pool.update(saved)
+            self._cache_of(engine).put(whole, engine)
+            self._maybe_local.setdefault(engine, set()).update(whole)
+        if self._saves(engine, max_tokens):
+            saved = whole if self.rules.saves_outputs else chain
+            self._pending.append((engine, saved))
+            self._maybe_pool.update(saved)
 
     def visible(self, engine: str | None = None) -> None:
         """The saves answered so far (of one engine, or all) are listed by the store: they can be hit from now on."""
@@ -172,28 +183,28 @@ class PoolModel:
 
     def used(self, engine: str, prompt: Sequence[int], salt: str | None = None) -> None:
         """A prompt was looked up: renews what it hit (only bounded caches care)."""
-        chain = self._reusable(engine, prompt, salt)
-        local = self._cache_of(engine)
-        local.touch(chain, local.prefix(chain))
-        self._pool.touch(chain, self._pool.prefix(chain))
+        self._used(engine, self._reusable(engine, prompt, salt))
+
+    def _used(self, engine: str, chain: Sequence[int]) -> None:
+        for cache in (self._cache_of(engine), self._pool):
+            if cache.capacity is not None:
+                cache.touch(chain, cache.prefix(chain))
 
     def observe(self, observation: r.Observation, *, visible: bool = True) -> Expected:
         """One request after the other: what it was to get; then its effect. ``visible``: its save was waited for."""
         o = observation
-        expected = self.expected(o.engine, o.prompt_token_ids, o.cache_salt)
-        self.used(o.engine, o.prompt_token_ids, o.cache_salt)
+        prompt = o.prompt_token_ids
+        chain = self._chain(o.engine, prompt, o.cache_salt)
+        reusable = chain if len(prompt) % self.rules.block_tokens else chain[:-1]
+        expected = self._expected(o.engine, len(prompt), reusable)
+        self._used(o.engine, reusable)
         if o.ok:
-            self.sent(
-                o.engine,
-                o.prompt_token_ids,
-                max_tokens=int(o.sampling.get("max_tokens", max(2, len(o.output_token_ids)))),
-                output=o.output_token_ids,
-                salt=o.cache_salt,
-            )
+            max_tokens = int(o.sampling.get("max_tokens", max(2, len(o.output_token_ids))))
+            self._sent(o.engine, prompt, o.cache_salt, chain, max_tokens, o.output_token_ids)
             if visible:
                 self.visible()
         else:  # nobody knows how far it came
-            self.announce(o.engine, o.prompt_token_ids, o.cache_salt)
+            self.announce(o.engine, prompt, o.cache_salt)
         return expected
 
     # What was lost --------------------------------------------------------------------------------------------------
@@ -216,8 +227,10 @@ class PoolModel:
     # What to expect -------------------------------------------------------------------------------------------------
     def expected(self, engine: str, prompt: Sequence[int], salt: str | None = None) -> Expected:
         """Tokens the prompt must get from each source if it is sent now and alone."""
+        return self._expected(engine, len(prompt), self._reusable(engine, prompt, salt))
+
+    def _expected(self, engine: str, prompt_tokens: int, chain: Sequence[int]) -> Expected:
         size = self.rules.block_tokens
-        chain = self._reusable(engine, prompt, salt)
         local = self._cache_of(engine).prefix(chain) if self.rules.local_caching else 0
         loads = engine not in self.rules.non_loading
         pool = self._pool.prefix(chain) if loads else 0
@@ -227,7 +240,7 @@ class PoolModel:
         return Expected(
             local_tokens=local * size,
             external_tokens=max(0, pool - local) * size,
-            prompt_tokens=len(prompt),
+            prompt_tokens=prompt_tokens,
             block_tokens=size,
             at_most_tokens=maybe * size,
         )
@@ -243,18 +256,21 @@ class PoolModel:
     def _reusable(self, engine: str, prompt: Sequence[int], salt: str | None) -> list[int]:
         return self._chain(engine, prompt[:-1], salt)
 
+    def _root(self, engine: str, salt: str | None) -> int:
+        return self._roots.setdefault((self.rules.spaces.get(engine, ""), salt), -1 - len(self._roots))
+
     def _chain(self, engine: str, tokens: Sequence[int], salt: str | None) -> list[int]:
-        """Ids of the full blocks of ``tokens``: interned by (id of the block before, own tokens), so equal means equal."""
-        size = self.rules.block_tokens
+        """Ids of the full blocks of ``tokens``."""
+        return self._extend(self._root(engine, salt), tokens)
+
+    def _extend(self, parent: int, tokens: Sequence[int]) -> list[int]:
+        """Ids of the full blocks that follow ``parent``: interned by (parent, own tokens), so equal means equal."""
+        width = self.rules.block_tokens * 8
         packed = array("q", tokens).tobytes()
-        width = size * 8
-        root = (self.rules.spaces.get(engine, ""), salt)
-        parent = self._roots.setdefault(root, -1 - len(self._roots))
         ids = self._ids
         chain = []
         for start in range(0, len(packed) - width + 1, width):
-            key = (parent, packed[start : start + width])
-            parent = ids.setdefault(key, len(ids))
+            parent = ids.setdefault((parent, packed[start : start + width]), len(ids))
             chain.append(parent)
         return chain
 
