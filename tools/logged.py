@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 HEARTBEAT_S = 15.0
 """Seconds between two signs of life: a person waits about that long before wondering."""
 
+PIP_ACTIONS = ("Collecting", "Downloading", "Installing", "Requirement already satisfied")
+"""Beginnings of the lines of pip's output that tell what it is at."""
+
 
 def say(text: str) -> None:
     """One line of progress."""
@@ -43,7 +46,7 @@ def run_logged(what: str, command: Sequence[str], log_file: Path) -> int:
 def last_action(log: Path) -> str:
     """The newest line of pip's log that names a package."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    named = [line.strip() for line in lines if line.lstrip().startswith(("Collecting", "Downloading", "Installing"))]
+    named = [line.strip() for line in lines if line.lstrip().startswith(PIP_ACTIONS)]
     return named[-1][:100] if named else "starting"
 
 

