@@ -12,7 +12,7 @@ from reports.history import History
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, owned_by
-from suite.gates.judging import judge_degrade
+from suite.gates.judging_degrade import judge_degrade
 from suite.workload.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ VICTIMS = 6
 """Prompts saved on the owner before it dies. Each is asked for once by the reader, spread over twice the client TTL."""
 
 VICTIM_TOKENS = 2000
+
+BYSTANDER_TOKENS = 200
 
 CONTROL_PROMPTS = 2
 
@@ -61,6 +63,7 @@ class OwnerKilled(Gate):
         with stack.phase(case.id, "baseline"):
             for i in range(3):
                 stack.ask(reader, prompts.fresh(f"baseline/{i}", VICTIM_TOKENS), "baseline")
+                stack.ask(reader, prompts.fresh(f"short/{i}", BYSTANDER_TOKENS), "short")
         with stack.phase(case.id, "control"):
             for i in range(CONTROL_PROMPTS):
                 control = prompts.fresh(f"control/{i}", VICTIM_TOKENS)
@@ -90,15 +93,15 @@ class OwnerKilled(Gate):
                 bound_source="spread over twice the client TTL",
             )
             victim = stack.start(stack.request(reader, prompt, f"victim/{i}"))
-            bystander = stack.start(stack.request(reader, fresh(f"bystander/{i}", 200), "bystander"))
+            bystander = stack.start(stack.request(reader, fresh(f"bystander/{i}", BYSTANDER_TOKENS), "bystander"))
             stack.health(reader)
             bystander.result()
             victim.result()
 
     def _recover(self, stack: Stack, reader: str, fresh: Any) -> None:
         """A maximum-length request must be admitted, and the KV cache must be given back."""
-        longest = stack.engines[reader].facts.max_model_len - 16
-        stack.ask(reader, fresh("maximum", longest), "maximum-length")
+        longest = stack.engines[reader].facts.max_model_len - 8
+        stack.ask(reader, fresh("maximum", longest), "maximum-length", max_tokens=8)
         stack.wait(
             "kv-usage-zero",
             lambda: stack.scrape(reader, "idle").values["kv_usage_ratio"] == 0.0,
