@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from reports import records as r
 from reports.evidence import LoadedRun
-from reports.history import History
 from reports.scoreboard import Scoreboard, build
 from suite.contract import Gate, safe_judge
 

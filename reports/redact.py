@@ -105,7 +105,10 @@ class Redactor:
         text = secrets_out(text)
         for run_dir in self._run_dirs:
             text = text.replace(run_dir + "/", "").replace(run_dir, ".")
-        text = _PATH.sub(_public_path, text)
+        return self.names_out(_PATH.sub(_public_path, text))
+
+    def names_out(self, text: str) -> str:
+        """Only host names and addresses (loopback ones stay)."""
         text = _ADDRESS.sub(_public_address, text)
         return self._hosts.sub("[host]", text) if self._hosts else text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from reports.redact import Redactor, one_line
-from reports.repro_shell import Paths, admin_url, quote, roots, start_function, variable
+from reports.repro_shell import Paths, admin_url, here_document, quote, roots, start_function, variable
 
 PAUSE_S = 1.0
 """A gap with nothing in flight that is longer than this is part of the case (a lease, a TTL) and is kept."""
@@ -136,7 +137,7 @@ class Script:
             known |= {p.name for p in snapshot.processes}
         self._roots = roots(processes)
         models = [e.model for e in stack.engines] if stack else []
-        self._paths = Paths([str(run_dir), str(run_dir.resolve())], models)
+        self._paths = Paths([str(run_dir), str(run_dir.resolve())], models, redactor.names_out)
         self._admin = admin_url(self._roots)
         self._starts = [line for root in self._roots for line in start_function(root, self._paths)]
         self._files = self._config_files(run_dir)
@@ -181,6 +182,7 @@ class Script:
         lines = [_HEAD.format(**clean).rstrip()]
         lines += [f': "${{{name}:?directory or file that was .../{Path(path).name}}}"' for path, name in needed.items()]
         lines.append('SITE=$("$PYTHON" -c \'import sysconfig; print(sysconfig.get_paths()["platlib"])\')')
+        lines += self._urls()
         lines += [f"mkdir -p {quote(directory)}" for directory in self._paths.directories]
         lines += [*self._files, _FUNCTIONS.strip("\n"), *self._starts, ""]
         lines += self._bring_up()
@@ -193,13 +195,12 @@ class Script:
         return "\n".join(lines) + "\n"
 
     def _bring_up(self) -> list[str]:
-        urls = {e.name: e.url for e in self._stack.engines} if self._stack else {}
         lines: list[str] = []
         for root in self._roots:
             name = variable(root.name)
             lines.append(f"start_{name}")
-            if root.name in urls:
-                lines.append(f"ready {name} {quote(urls[root.name] + '/health')}")
+            if url := self._url(root.name):
+                lines.append(f'ready {name} "{url}/health"')
             elif root.name.startswith("master") and self._admin:
                 lines.append(f"ready {name} {quote(self._admin + '/health')}")
         return lines
@@ -220,8 +221,7 @@ class Script:
                     )
                     continue
                 # Unquoted delimiter: paths in the file follow the variables too.
-                body = quote(self._paths.portable(source.read_text(encoding="utf-8").strip())).strip('"')
-                body = body.replace('\\"', '"')
+                body = here_document(self._paths.portable(source.read_text(encoding="utf-8").strip()))
                 lines += [f"cat >{quote(marked)} <<CONFIG", body, "CONFIG"]
         return lines
 
@@ -255,8 +255,8 @@ class Script:
         for fact in self._history.facts("reset-local"):
             url = self._url(str(fact.value.get("engine", "")) if isinstance(fact.value, dict) else "")
             if url:
-                shell = f"finished\ncurl -s --noproxy '*' -X POST {quote(url + '/reset_prefix_cache')} >/dev/null"
-                steps.append(Step(fact.t_s, shell, f"empty the prefix cache at {url}"))
+                shell = f"finished\ncurl -s --noproxy '*' -X POST \"{url}/reset_prefix_cache\" >/dev/null"
+                steps.append(Step(fact.t_s, shell, f"empty the prefix cache of {fact.value['engine']}"))
         for attempt in self._history.of(r.StartAttempt):
             self.notes.append(
                 f"start of {attempt.unit}: {attempt.result} after {attempt.elapsed_s:.0f} s (bound {attempt.bound_s:.0f} s)"
@@ -264,7 +264,20 @@ class Script:
         return sorted(steps, key=lambda step: step.t_s)
 
     def _url(self, engine: str) -> str:
-        return next((e.url for e in self._stack.engines if e.name == engine), "") if self._stack else ""
+        """The engine's address as a shell word to be put into double quotes, or ""."""
+        known = {e.name for e in self._stack.engines} if self._stack else set()
+        return f"$URL_{variable(engine)}" if engine in known else ""
+
+    def _urls(self) -> list[str]:
+        """Addresses of engines: those on loopback as recorded, others are for the reader to fill in."""
+        lines = []
+        for engine in self._stack.engines if self._stack else ():
+            name = f"URL_{variable(engine.name)}"
+            local = re.match(r"https?://(127\.|localhost\b|\[::1\])", engine.url)
+            lines.append(
+                f"{name}=${{{name}:-{engine.url}}}" if local else f': "${{{name}:?address of engine {engine.name}}}"'
+            )
+        return lines
 
     def _request_step(self, number: int, o: r.Observation) -> Step:
         words = f"request {number} ({o.role or o.phase}) to {o.engine}, {len(o.prompt_token_ids)} tokens"
@@ -274,7 +287,7 @@ class Script:
             return Step(o.sent_s, f"echo {quote(f'skipped: request {number}')}", words)
         path = "/v1/chat/completions" if "messages" in o.sampling else "/v1/completions"
         limit_s = max(1, round(o.deadline_s))
-        return Step(o.sent_s, f"ask {number} {quote(url + path)} {limit_s} &\nASKED+=($!)", words, ends_s=o.done_s)
+        return Step(o.sent_s, f'ask {number} "{url}{path}" {limit_s} &\nASKED+=($!)', words, ends_s=o.done_s)
 
     def _fault_step(self, fault: r.FaultRecord) -> Step:
         words = f"{fault.fault} {fault.target} ({fault.action})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 
 from reports import records as r
@@ -20,9 +20,17 @@ _MARK = "\x00"
 
 def quote(word: str) -> str:
     """A word for the shell in double quotes; only the variables of this module are expanded."""
-    text = re.sub(r'([\\"$`])', r"\\\1", word)
-    text = re.sub(f"{_MARK}([A-Za-z0-9_]+){_MARK}", r"${\1}", text)
+    text = _expanding(re.sub(r'([\\"$`])', r"\\\1", word))
     return text if re.fullmatch(r"[\w./:=@%+,-]+", text) else f'"{text}"'
+
+
+def here_document(text: str) -> str:
+    """Text for a here-document with an unquoted delimiter."""
+    return _expanding(re.sub(r"([\\$`])", r"\\\1", text))
+
+
+def _expanding(escaped: str) -> str:
+    return re.sub(f"{_MARK}([A-Za-z0-9_]+){_MARK}", r"${\1}", escaped)
 
 
 def variable(name: str) -> str:
@@ -34,10 +42,12 @@ class Paths:
     """Turns the machine's paths into variables and remembers which were needed.
 
     ``WORK`` holds what the run's folder held, ``SHORT`` what lay in temporary directories (short: paths of UNIX
-    sockets end at 107 bytes), ``MODEL_<n>`` the model directories, ``OTHER_<n>`` anything else.
+    sockets end at 107 bytes), ``MODEL_<n>`` the model directories, ``OTHER_<n>`` anything else. ``names_out`` takes names
+    of machines out.
     """
 
-    def __init__(self, run_dirs: Iterable[str], models: Iterable[str]) -> None:
+    def __init__(self, run_dirs: Iterable[str], models: Iterable[str], names_out: Callable[[str], str] = str) -> None:
+        self._names_out = names_out
         self._run_dirs = sorted(
             {d.rstrip("/") for d in run_dirs if d.startswith("/") and len(d) > 1}, key=len, reverse=True
         )
@@ -54,7 +64,7 @@ class Paths:
         for model, name in self.models.items():
             if text == model or (model.startswith("/") and model in text):
                 text = text.replace(model, f"{_MARK}{name}{_MARK}")
-        return _PATH.sub(lambda m: self._path(m.group()), secrets_out(text))
+        return self._names_out(_PATH.sub(lambda m: self._path(m.group()), secrets_out(text)))
 
     def _path(self, path: str) -> str:
         for run_dir in self._run_dirs:

@@ -51,7 +51,12 @@ def render(scoreboard: Scoreboard, width: int = 80, colour: bool = False) -> str
     if any(gate.unproven for gate in scoreboard.gates):
         lines += textwrap.wrap("UNPROVEN: no planted defect is known to turn this gate red.", width)
     lines.append(summary_line(scoreboard))
-    return secrets_out("\n".join(lines)) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _clean(text: str) -> str:
+    # Before any wrapping or cutting: half a secret on each of two lines would be seen by nobody but a reader.
+    return one_line(secrets_out(text))
 
 
 def _paint(text: str, code: str, colour: bool) -> str:
@@ -60,7 +65,7 @@ def _paint(text: str, code: str, colour: bool) -> str:
 
 def _heading(gate: str, claim: str, flag: str, width: int, colour: bool) -> list[str]:
     room = width - len(gate) - 2 - (len(flag) + 2 if flag else 0)
-    text = _cut(one_line(claim), room) if room > 0 else ""
+    text = _cut(_clean(claim), room) if room > 0 else ""
     gap = " " * (room - len(text) + 2) if flag else ""
     return [f"{_paint(gate, '1', colour)}  {text}{gap}{_paint(flag, '33', colour)}".rstrip()]
 
@@ -120,7 +125,7 @@ def _labelled(label: str, text: str, width: int, indent: int, lines: int) -> lis
 
 
 def _wrapped(text: str, room: int, lines: int, first: str = "", rest: str = "") -> list[str]:
-    parts = textwrap.wrap(one_line(text), room) or [""]
+    parts = textwrap.wrap(_clean(text), room) or [""]
     if len(parts) > lines:
         parts = [*parts[: lines - 1], _cut(parts[lines - 1] + " ...", room)]
     return [(first if i == 0 else rest) + part for i, part in enumerate(parts)]
@@ -169,7 +174,7 @@ def _not_run(missing: Iterable[NotRun], width: int) -> list[str]:
     lines: list[str] = []
     for reason, ids in by_reason.items():
         shown = ", ".join(ids[:_IDS_SHOWN]) + (f", and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else "")
-        text = f"NOT RUN  {len(ids)} {'case' if len(ids) == 1 else 'cases'}: {one_line(reason)} ({shown})"
+        text = f"NOT RUN  {len(ids)} {'case' if len(ids) == 1 else 'cases'}: {_clean(reason)} ({shown})"
         lines += textwrap.wrap(text, width, subsequent_indent=" " * 9)
     return [*lines, ""] if lines else []
 
@@ -194,8 +199,8 @@ def failure_message(verdict: r.Verdict, evidence_path: str) -> str:
     if verdict.reproduction:
         fields.insert(-1, ("reproduce", verdict.reproduction))
     head = f"{verdict.outcome} {verdict.case_id}"
-    lines = [head, *(f"  {label:<14}{one_line(text)}" for label, text in fields)]
-    return secrets_out("\n".join(lines))
+    lines = [head, *(f"  {label:<14}{_clean(text)}" for label, text in fields)]
+    return "\n".join(lines)
 
 
 def _run_of(evidence_path: str) -> str:
