@@ -14,8 +14,9 @@ GROWTH_FLOOR: Mapping[str, float] = {"sockets": 3.0, "threads": 3.0, "rss_bytes"
 """Growth over all repetitions below which it is no leak: pools of sockets and threads fill lazily by a few, and an
 allocator keeps tens of MB that it may reuse. Measured slack, not a law; gates may pass their own."""
 
-STEADY = 0.6
-"""Least Kendall tau (rises less falls, over all pairs of repetitions) of a growth: one jump, or noise, stays below."""
+STEADY = 0.7
+"""Least Kendall tau (rises less falls, over all pairs of repetitions) of a growth. A single lasting jump among four or
+more points reaches at most 2/3."""
 
 
 def check_hits_back(wait: r.WaitRecord | None) -> list[r.Finding]:
@@ -108,8 +109,8 @@ def check_growth(
     """Sockets, threads and resident memory of one unit do not grow with repetitions of the same thing.
 
     snapshots: one after each repetition, in order; the first ``warmup`` ones are left out (caches and pools fill).
-    Rule: Theil-Sen slope x repetitions above the floor *and* a steady rise (Kendall tau). One outlier moves neither
-    the median of slopes nor, alone, tau past its bound.
+    Rule: Theil-Sen slope x repetitions above the floor *and* a steady rise (Kendall tau), and both still so whichever
+    one point is left out: no single outlier makes a growth.
     """
     units = {s.unit for s in snapshots}
     if len(units) > 1:
@@ -123,9 +124,10 @@ def check_growth(
         if not any(series):
             found += too_few(f"{points[0].unit}: {name} was never recorded", resource=name)
             continue
-        slope, tau = theil_sen(series), kendall_tau(series)
-        growth = slope * (len(series) - 1)
-        if growth > floor and tau >= STEADY:
+        points_of = list(enumerate(series))
+        kept = [points_of, *([p for p in points_of if p[0] != i] for i in range(len(series)))]
+        slope, tau = min(map(theil_sen, kept)), min(map(kendall_tau, kept))
+        if slope * (len(series) - 1) > floor and tau >= STEADY:
             found.append(
                 finding(
                     r.FindingCode.RESOURCE_GROWTH,
@@ -142,14 +144,14 @@ def check_growth(
     return found
 
 
-def theil_sen(series: Sequence[float]) -> float:
-    """Median of the slopes of all pairs, per step. ValueError for fewer than two points, or one that is no number."""
-    if len(series) < 2 or not all(map(math.isfinite, series)):
+def theil_sen(points: Sequence[tuple[int, float]]) -> float:
+    """Median of the slopes of all pairs of (step, value). ValueError for fewer than two, or a value that is no number."""
+    if len(points) < 2 or not all(math.isfinite(y) for _, y in points):
         raise ValueError("a slope needs two numbers or more")
-    return median((series[j] - series[i]) / (j - i) for i, j in combinations(range(len(series)), 2))
+    return median((yb - ya) / (xb - xa) for (xa, ya), (xb, yb) in combinations(points, 2))
 
 
-def kendall_tau(series: Sequence[float]) -> float:
+def kendall_tau(points: Sequence[tuple[int, float]]) -> float:
     """Rises less falls over all pairs, divided by the number of pairs: 1 for a steady rise, about 0 for noise."""
-    pairs = [(a, b) for a, b in combinations(series, 2)]
-    return (sum(b > a for a, b in pairs) - sum(b < a for a, b in pairs)) / len(pairs)
+    signs = [(b > a) - (b < a) for (_, a), (_, b) in combinations(points, 2)]
+    return sum(signs) / len(signs)
