@@ -210,11 +210,13 @@ class Script:
         lines: list[str] = []
         for root in self._roots:
             for value in root.env.values():
+                if Path(value).suffix not in (".json", ".toml", ".yaml"):
+                    continue
                 marked = self._paths.portable(value)
                 at = marked.find("/stacks/")
-                source = run_dir / marked[at + 1 :] if at >= 0 else None
-                if source is None or source.suffix not in (".json", ".toml", ".yaml"):
+                if at < 0:
                     continue
+                source = run_dir / marked[at + 1 :]
                 if not source.is_file():
                     self.notes.append(
                         f"{source.name} of {root.name} is not in the run; write it to {source.name} below WORK"
