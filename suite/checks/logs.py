@@ -32,119 +32,49 @@ def _pattern(category: str, regex: str, why: str) -> Pattern:
     return Pattern(category, re.compile(regex), why)
 
 
+# fmt: off
 BENIGN: tuple[Pattern, ...] = (
-    _pattern("", r"resource_tracker: There appear to be \d+ leaked", "Python at exit, after a stop that we asked for"),
-    _pattern("", r"Failed to import from vllm\._C\b", "CPU builds carry other extension modules"),
-    _pattern("", r"(?i)no (cuda|gpu)s? (is |are )?(available|detected|found)", "CPU platform"),
-    _pattern("", r"(?i)\b(triton|libcuda|nvml)\b.*not (installed|found|available)", "CPU platform"),
-    _pattern("", r"(?i)assert(ion)?s? (is|are) (enabled|disabled)", "speaks of a setting"),
-    _pattern(
-        "",
-        r"\bnon-default args\b|\bInitializing a V1 LLM engine\b|EngineArgs\(",
-        "prints settings, whose names may hold any word",
-    ),
-    _pattern("", r"kv_load_failure_policy\s*[=:']", "prints a setting"),
+    _pattern("", r"transfer_metadata\.cpp:\d+\] Local segment descriptor not found", "every healthy start of a Mooncake client: it asks before it registers"),
+    _pattern("", r"warn=segment_already_exists", "every healthy mount: the master answers a repeated request"),
+    _pattern("", r"Found ulimit of \d+ and failed to automatically increase", "vLLM at start; names OSError as an example"),
+    _pattern("", r"Initializing a V1 LLM engine|non-default args|EngineArgs\(|kv_load_failure_policy\s*[=:']", "prints settings, whose names may hold any word"),
+    _pattern("", r"\bRoute: /", "vLLM lists its HTTP routes"),
+    _pattern("", r"KV Transfer metrics: ", "vLLM's periodic counters; names such as failed_keys"),
+    _pattern("", r"Master Admin Metrics: |Master Metrics: ", "the master's periodic counters"),
+    _pattern("", r"resource_tracker: There appear to be \d+ leaked", "Python at exit, after a stop that was asked for"),
+    _pattern("", r"Failed to import from vllm\._\w+", "CPU builds carry other extension modules"),
+    _pattern("", r"(?i)\btriton\b.*not installed|no (cuda|gpu)s? (is |are )?(available|detected|found)", "CPU platform"),
 )
 
 PATTERNS: tuple[Pattern, ...] = (
-    _pattern(
-        "segfault",
-        r"(?i)\bsegmentation fault\b|\bSIGSEGV\b|\bSIGBUS\b|\bSIGABRT\b|\*\*\* Aborted at|!!!!!!! Segfault",
-        "a process died of a signal",
-    ),
-    _pattern("segfault", r"Fatal Python error", "faulthandler's first line"),
-    _pattern(
-        "crash",
-        r"EngineCore (encountered a fatal error|failed to start)|EngineDeadError|EngineCore_?\S* died|engine core exited unexpectedly",
-        "vLLM: the core process is lost",
-    ),
-    _pattern(
-        "crash",
-        r"Worker proc \S+ died unexpectedly|WorkerProc (failed|hit an exception)|AsyncLLM output_handler failed",
-        "vLLM: a worker or the output loop is lost",
-    ),
-    _pattern(
-        "crash",
-        r"terminate called after throwing|std::terminate|\bcore dumped\b|(?i:\bout of memory\b|\bOOM-?kill)|\bstd::bad_alloc\b|\bMemoryError\b",
-        "C++ abort or memory exhausted",
-    ),
-    _pattern(
-        "cuda",
-        r"(?i)\bCUDA error\b|device-side assert|illegal memory access|\bCUBLAS_STATUS_(?!SUCCESS)|\bXid\b",
-        "GPU failure",
-    ),
-    _pattern(
-        "traceback",
-        r"Traceback \(most recent call last\)|Exception in thread|Task exception was never retrieved|Exception in ASGI application",
-        "an exception that nobody handled, or one logged with its trace",
-    ),
-    _pattern(
-        "assert",
-        r"\bAssertionError\b|Assertion `|\bassertion failed\b|\bCheck failed:",
-        "assertion in Python, C, or glog",
-    ),
-    _pattern(
-        "load-failure",
-        r"Recovered from KV load failure|Failing \d+ request\(s\) due to KV load failure|Failed to get \d+ Mooncake keys|Failed to get Mooncake sub-batch|Skipping Mooncake load for request",
-        "a promised block was not loaded; the request was recomputed or failed",
-    ),
-    _pattern(
-        "load-failure",
-        r"failed_recving|invalid_block_ids|(?i:\bKV load (failed|failure|error))",
-        "the same, other releases",
-    ),
-    _pattern(
-        "save-failure",
-        r"batch_put failed|Failed to put (key|boundary-state keys)|Boundary-state put failed|NO_AVAILABLE_HANDLE|Error in KVCacheStoreSendingThread",
-        "a block was not saved",
-    ),
-    _pattern(
-        "lookup-failure",
-        r"Remote connection failed in lookup|Async Mooncake lookup failed|LookupKeyServer received unknown msg_type",
-        "the pool could not be asked",
-    ),
-    _pattern(
-        "rejected-transfer",
-        r"(?i)transfer (request )?(was )?(rejected|refused|failed|timed? ?out)|rejected transfer|failed to (submit|complete) transfer|\bTRANSFER_FAIL\b|Transfer failed for task",
-        "the transfer engine gave up on data",
-    ),
-    _pattern(
-        "rejected-transfer",
-        r"register_buffer failed|(?i:failed to register (memory|segment|local memory))",
-        "memory the transfer engine may not touch",
-    ),
-    _pattern(
-        "connection",
-        r"(?i)(connection (reset|refused|closed by peer)|broken pipe|failed to connect|cannot connect|rpc (call )?(failed|timed? ?out)|\bRPC_FAIL\b|heartbeat (failed|timed? ?out)|ping (failed|timed? ?out))",
-        "a peer was not there",
-    ),
-    _pattern(
-        "hash-fallback",
-        r"Using a random per-process NONE_HASH seed|(?i:(prefix.caching.)?hash algorithm.*(fall(ing)? ?back|not available|unavailable))",
-        "engines will silently share nothing",
-    ),
-    _pattern(
-        "transport-fallback",
-        r"(?i)fall(ing|s)? ?back to (tcp|the existing)|no (available|usable) (rdma|hca)|rdma.*(not available|unavailable)",
-        "the transport is not the one asked for",
-    ),
-    _pattern(
-        "close-failure",
-        r"still has \d+ in-flight requests at close|Error closing MooncakeDistributedStore",
-        "work was lost at the stop",
-    ),
-    _pattern(
-        "thread-error",
-        r"Error in \S*(Sending|Recving)Thread\b|Error in KVCacheStore",
-        "a transfer thread swallowed an exception",
-    ),
-    _pattern(
-        "request-error",
-        r"Unexpected error pre-processing request|grammar rejected tokens|Internal Server Error|HTTP/1\.1\" 5\d\d",
-        "a request failed inside the engine",
-    ),
-    _pattern("fatal", r"^F\d{4} \d\d:\d\d:\d\d|\bCRITICAL\b \d\d-\d\d", "glog FATAL, Python CRITICAL"),
+    _pattern("segfault", r"(?i)\bsegmentation fault\b|\bSIG(SEGV|BUS|ABRT|ILL|FPE)\b|\*\*\* Aborted at", "a process died of a signal (glog prints it so)"),
+    _pattern("segfault", r"!!!!!!! Segfault|Fatal Python error", "first lines of vLLM's and of Python's own handlers"),
+    _pattern("crash", r"EngineCore (encountered a fatal error|failed to start)|EngineDeadError|EngineCore\S* died|engine core exited unexpectedly", "vLLM: the core process is lost"),
+    _pattern("crash", r"Worker proc \S+ died unexpectedly|WorkerProc (failed|hit an exception)|AsyncLLM output_handler failed", "vLLM: a worker or the output loop is lost"),
+    _pattern("crash", r"terminate called (after throwing|without an active)|\bcore dumped\b|(?i:\bout of memory\b|\boom-?kill)|\bstd::bad_alloc\b|\bMemoryError\b", "C++ abort, or memory exhausted"),
+    _pattern("cuda", r"(?i:\bCUDA (error|driver error)\b|device-side assert|illegal memory access)|\bCUBLAS_STATUS_(?!SUCCESS)|\bNVRM: Xid\b", "GPU failure"),
+    _pattern("traceback", r"Traceback \(most recent call last\)|Exception in thread|Task exception was never retrieved|Exception in ASGI application", "an exception that nobody handled, or one logged with its trace"),
+    _pattern("assert", r"\bAssertionError\b|Assertion [`']|(?i:\bassert(ion)? failed\b)|\bCheck failed:", "assertions of Python, C, Mooncake and glog"),
+    _pattern("load-failure", r"Recovered from KV load failure|Failing \d+ request\(s\) due to KV load failure", "vLLM: a promised block was not loaded; recomputed, or failed"),
+    _pattern("load-failure", r"Failed to get \d+ Mooncake keys|Failed to get Mooncake sub-batch|Skipping Mooncake load for request", "the connector: the same, seen at its cause"),
+    _pattern("load-failure", r"transfer_read(_range)?_failed|BatchGet failed|Batch get \w+( \w+)? failed|\(lease expired\)", "Mooncake client: the same, one level down"),
+    _pattern("save-failure", r"batch_put failed|Failed to put (key|boundary-state keys)|Boundary-state put failed|NO_AVAILABLE_HANDLE|BatchPut\w* failed", "a block was not saved"),
+    _pattern("lookup-failure", r"Remote connection failed in lookup|Async Mooncake lookup failed|unknown msg_type|Batch isExist failed|BatchExistKey failed", "the pool could not be asked"),
+    _pattern("rejected-transfer", r"(READ|WRITE) rejected by server|(?i:\b(read|write|transfer)\b.{0,40}\b(rejected|refused)\b|\brejected transfer\b)", "the owner's transfer server refused a range"),
+    _pattern("rejected-transfer", r"malformed (READ|WRITE) \w+ frame|(Client|Server)Session::\w+ failed|failed to read (READ|WRITE) \w+ frame", "the transfer protocol broke"),
+    _pattern("rejected-transfer", r"\bTransfer (failed|submission failed)|Failed to submit all transfers|submitTransfer failed|TRANSFER_FAIL\b|(?i:\bdata transfer timeout)|scatter transfer .*(failed|timed out)", "the transfer engine gave up on data"),
+    _pattern("rejected-transfer", r"register_buffer failed|(?i:failed to register .*memory)|(?i:corrupted segment descriptor)", "memory that the transfer engine may not touch"),
+    _pattern("connection", r"TcpTransport::\w+ failed|(?i:failed to ping master|heartbeat failed|ping failed)|Failed to remount segments", "a peer was not there, or was given up"),
+    _pattern("connection", r"RPC call failed|\bRPC_FAIL\b|(?i:connection (reset|refused|closed by peer|timed out)|broken pipe|failed to connect)", "a peer was not there"),
+    _pattern("hash-fallback", r"Using a random per-process NONE_HASH seed|(?i:hash algorithm.*(fall(ing)? ?back|not available|unavailable))", "engines will silently share nothing"),
+    _pattern("transport-fallback", r"(?i:fall(ing|s)? ?back to (tcp|the existing|rdma)|\brdma\b.*(not available|unavailable|unusable))", "the transport is not the one asked for"),
+    _pattern("thread-error", r"Error in \S+ \(req=", "a transfer thread of the connector swallowed an exception"),
+    _pattern("close-failure", r"in-flight requests at close|Error closing MooncakeDistributedStore", "work was lost at the stop"),
+    _pattern("request-error", r"Unexpected error pre-processing request|grammar rejected tokens|Internal Server Error|HTTP/1\.1\" 5\d\d", "a request failed inside the engine"),
+    _pattern("fatal", r"^F\d{4} \d\d:\d\d:\d\d|\bCRITICAL \d\d-\d\d", "glog FATAL, Python CRITICAL"),
+    _pattern("error-line", r"^E\d{4} \d\d:\d\d:\d\d|\bERROR \d\d-\d\d", "any other line that its writer calls an error: an unknown one passes only with a reason in BENIGN"),
 )
+# fmt: on
 
 
 def classify(line: str) -> str | None:
