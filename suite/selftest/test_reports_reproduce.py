@@ -22,7 +22,8 @@ from suite.selftest.report_samples import Code, Out, observation, private_run, s
 pytestmark = pytest.mark.selftest
 
 SERVER = """
-import http.server, json, os, sys, time
+import http.server, json, os, sys, threading
+threading.Timer(60, os._exit, [1]).start()
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
     def answer(self, data):
@@ -203,7 +204,7 @@ def free_port() -> int:
 
 
 def test_the_script_runs_and_leaves_nothing(tmp_path: Path) -> None:
-    """Starts the unit, sends the requests as recorded, kills the unit, compares, stops; no process is left."""
+    """Starts the unit, sends the requests as recorded, freezes the unit, compares, stops; no process is left."""
     port = free_port()
     run_dir, model = tmp_path / "run", tmp_path / "a model" / "x"
     model.mkdir(parents=True)
@@ -218,8 +219,8 @@ def test_the_script_runs_and_leaves_nothing(tmp_path: Path) -> None:
     records = [
         observation(2, "D.x.a", (5, 6), role="cold"),
         observation(3, "D.x.a", (5, 6), role="external", cache_salt="s", cached_tokens=32),
-        fault("kill", 3.5),
-        observation(4, "D.x.a", role="victim"),
+        fault("freeze", 3.5),
+        observation(4, "D.x.a", role="victim", deadline_s=1.0),
     ]
     with EvidenceWriter(run_dir):
         folder = run_dir / reproduce.write(run_dir, case_history(up, *records), failed())
