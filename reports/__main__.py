@@ -115,9 +115,11 @@ def _scoreboard(run: LoadedRun, run_dir: Path, gates: dict[str, Gate] | None) ->
     written = run_dir / json.FILE_NAME
     if written.is_file():
         try:
-            return json.load(written)
+            board = json.load(written)
         except (ValueError, OSError) as exc:
             raise Usage(str(exc)) from exc
+        if board.run.complete:  # else it was rendered while the run still went on: look again
+            return board
     verdicts: list[r.Verdict] = []
     unfinished: list[tuple[str, str]] = []
     evidence: dict[str, str] = {}

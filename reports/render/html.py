@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
@@ -65,10 +66,10 @@ def render(scoreboard: Scoreboard, redactor: Redactor | None = None) -> str:
 def _about(board: Scoreboard) -> str:
     run = board.run
     pairs = [
-        ("Command", " ".join(argv_without_secrets(run.command))),
+        ("Command", shlex.join(argv_without_secrets(run.command))),
         ("kvgates", run.suite_version),
         ("Versions", ", ".join(f"{k} {v}" for k, v in run.versions.items())),
-        ("Host", ", ".join(f"{k} {v}" for k, v in run.host.items())),
+        ("Host", ", ".join(f"{k} {v}" for k, v in run.host.items() if v)),
         ("Stacks", ", ".join(f"{s.name} ({s.runtime} {s.platform} {s.transport})" for s in run.stacks)),
         ("Requests", str(run.requests) if run.requests else ""),
         ("Note", "" if run.complete else "this run was cut short; verdicts go as far as it went"),

@@ -6,6 +6,7 @@ It names no machine, no private path and no secret; paths inside the run are rel
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -45,7 +46,7 @@ def _head(board: Scoreboard) -> str:
     if not run.complete:
         lines.append("- This run was cut short; the verdicts below go as far as it went.")
     if run.host:
-        lines.append("- Host: " + ", ".join(f"{k} {inline(str(v))}" for k, v in run.host.items()))
+        lines.append("- Host: " + ", ".join(f"{k} {inline(str(v))}" for k, v in run.host.items() if v))
     return "\n".join([*lines, ""])
 
 
@@ -154,7 +155,7 @@ def _not_run(board: Scoreboard) -> str:
 
 
 def _how(board: Scoreboard) -> str:
-    command = " ".join(argv_without_secrets(board.run.command)) or "pytest -m gates"
+    command = shlex.join(argv_without_secrets(board.run.command)) or "pytest -m gates"
     reproductions = [row.verdict.reproduction for row in board.rows if row.verdict.reproduction]
     lines = ["## How to reproduce", "", "The run:", "", *fenced(command, "sh"), ""]
     lines += ["Judging its evidence again, on any machine:", "", *fenced("python -m reports judge RUN", "sh"), ""]

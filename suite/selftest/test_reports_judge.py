@@ -80,6 +80,10 @@ def test_a_run_cut_short_is_judged_as_far_as_it_went(tmp_path: Path, capsys: pyt
     assert main(["render", str(tmp_path)], gates=GATES) == 0
     assert "1 PASS, 1 NOT RUN" in capsys.readouterr().out
     assert "This run was cut short" in (tmp_path / "report.md").read_text()
+    with EvidenceWriter(tmp_path, "later") as late:  # it was not dead after all: an early rendering is not believed
+        write_case(late, "X.told.c", PASS)
+    assert main(["render", str(tmp_path), "--format", "terminal"], gates=GATES) == 0
+    assert "2 PASS, 1 NOT RUN" in capsys.readouterr().out
 
 
 def test_a_verdict_from_before_the_last_start_of_a_case_does_not_count(tmp_path: Path) -> None:
