@@ -97,7 +97,6 @@ def test_a_real_master_and_owner_come_up_from_their_plans(
             stack(),
             name="owner0",
             port=free_port(),
-            http_port=free_port(),
             master_address=plan.address,
             directory=tmp_path / "owner0",
         )
