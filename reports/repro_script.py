@@ -34,80 +34,7 @@ WORK=${{WORK:-$(mktemp -d)}}
 SHORT=$(mktemp -d /tmp/rXXXXXX)
 """
 
-_FUNCTIONS = r"""
-declare -A PID
-launch() { # launch UNIT COMMAND...: in a process group of its own, so that a signal reaches every process of it
-  local unit=$1
-  shift
-  setsid "$@" >>"$WORK/$unit.log" 2>&1 &
-  PID[$unit]=$!
-}
-clean_up() {
-  local unit
-  for unit in "${!PID[@]}"; do
-    kill -CONT -- "-${PID[$unit]}" 2>/dev/null || true
-    kill -KILL -- "-${PID[$unit]}" 2>/dev/null || true
-  done
-  rm -rf "$SHORT"
-  echo "answers and logs: $WORK"
-}
-trap clean_up EXIT
-ready() { # ready UNIT URL: wait at most 5 minutes for its health endpoint
-  local i
-  for ((i = 0; i < 300; i++)); do
-    curl -sf --noproxy '*' -m 2 -o /dev/null "$2" && return
-    kill -0 "${PID[$1]}" 2>/dev/null || break
-    sleep 1
-  done
-  echo "$1 is not ready; last lines of $WORK/$1.log:" >&2
-  tail -n 20 "$WORK/$1.log" >&2
-  exit 1
-}
-signal_unit() { # signal_unit SIGNAL UNIT: to every process of the unit
-  echo "signal $1 to $2 (process group ${PID[$2]})"
-  kill "-$1" -- "-${PID[$2]}"
-}
-ask() { # ask NUMBER URL SECONDS: send a request of prompts.json, compare with the recorded answer
-  "$PYTHON" -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))["requests"][int(sys.argv[2])]["body"]))' \
-    "$HERE/prompts.json" "$1" |
-    curl -sS --noproxy '*' -m "$3" -o "$WORK/answer-$1.json" -w '%{http_code} %{time_total}' \
-      -H 'Content-Type: application/json' --data-binary @- "$2" >"$WORK/status-$1" 2>"$WORK/error-$1" || true
-  "$PYTHON" - "$HERE/prompts.json" "$1" "$WORK" <<'COMPARE'
-import json, pathlib, sys
-prompts, number, work = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-request = json.load(open(prompts))["requests"][number]
-then = request["recorded"]
-status, seconds = (work / f"status-{number}").read_text().split() or ("000", "0")
-tokens, cached = [], None
-try:
-    answer = json.loads((work / f"answer-{number}.json").read_text())
-    tokens = answer["choices"][0].get("token_ids") or []
-    cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
-except (OSError, ValueError, LookupError, AttributeError) as error:
-    print(f"  no answer: {error!r}")
-same = "same tokens" if tokens == then["output_token_ids"] else f"tokens {tokens}, recorded {then['output_token_ids']}"
-print(
-    f"request {number} ({request['role']}, {request['engine']}): HTTP {status} in {float(seconds):.2f} s"
-    f" (recorded {then['http_status']} in {then['duration_s']:.2f} s); cached {cached}"
-    f" (recorded {then['cached_tokens']}); {same}"
-)
-COMPARE
-}
-ASKED=()
-finished() { # wait for the requests in flight
-  [ ${#ASKED[@]} -eq 0 ] || wait "${ASKED[@]}"
-  ASKED=()
-}
-saved() { # saves are asynchronous: wait (at most 60 s) until the store's list of keys has stopped growing
-  local i now before=-1
-  for ((i = 0; i < 30; i++)); do
-    now=$(curl -s --noproxy '*' -m 5 "$1/get_all_keys" | wc -l)
-    [ "$now" = "$before" ] && return
-    before=$now
-    sleep 2
-  done
-}
-"""
+_FUNCTIONS = Path(__file__).with_name("repro_functions.sh")
 
 
 @dataclass(frozen=True)
@@ -184,7 +111,12 @@ class Script:
         lines.append('SITE=$("$PYTHON" -c \'import sysconfig; print(sysconfig.get_paths()["platlib"])\')')
         lines += self._urls()
         lines += [f"mkdir -p {quote(directory)}" for directory in self._paths.directories]
-        lines += [*self._files, _FUNCTIONS.strip("\n"), *self._starts, ""]
+        lines += [
+            *self._files,
+            _FUNCTIONS.read_text(encoding="utf-8").partition("SHORT.\n")[2].strip("\n"),
+            *self._starts,
+            "",
+        ]
         lines += self._bring_up()
         lines += self._play()
         lines += [

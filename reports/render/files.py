@@ -15,7 +15,7 @@ def write_all(scoreboard: Scoreboard, run_dir: Path, redactor: Redactor | None =
     Each file is replaced as a whole, so that a reader never sees half of one.
     """
     written = []
-    redactor = redactor or Redactor([str(run_dir), str(run_dir.resolve())])
+    redactor = redactor or Redactor.of((), str(run_dir))
     for module in (json, markdown, html):
         path = run_dir / module.FILE_NAME
         part = path.with_suffix(path.suffix + ".part")
