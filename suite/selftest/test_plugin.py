@@ -44,20 +44,8 @@ class Tree:
         (self.path / "conftest.py").write_text(CONFTEST)
         (self.path / "test_fake.py").write_text(TESTS)
         (self.path / "fake.toml").write_text(STACK)
-        self.args = [
-            "-p",
-            "fixtures.plugin",
-            "-p",
-            "no:hypothesispytest",
-            "-p",
-            "no:benchmark",
-            "-p",
-            "no:cacheprovider",
-            "--strict-markers",
-            "-ra",
-            "--stack=fake.toml",
-        ]
-        self.args += ["--evidence=out"]
+        self.args = ["-p", "fixtures.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider", "--strict-markers", "-ra"]
+        self.args += ["--stack=fake.toml", "--evidence=out"]
 
     def gates(self, *lines: str) -> None:
         """Each line is ``case(...)``; the first argument's family and name make the gate."""
@@ -98,6 +86,7 @@ class Tree:
 def tree(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Tree:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytester would import every plugin anew for each run
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return Tree(pytester)
 
