@@ -83,6 +83,7 @@ def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[object, ...]]]:
 def test_the_oracle_agrees_with_brute_force(script: tuple[int, list[tuple]]) -> None:  # type: ignore[type-arg]
     block, steps = script
     model = PoolModel(Rules(block_tokens=block, spaces=SPACES))
+    observer = PoolModel(Rules(block_tokens=block, spaces=SPACES))  # fed with requests as they are recorded
     brute = BruteForce(block)
     for kind, engine, *rest in steps:
         space = SPACES.get(engine, "")
@@ -91,14 +92,24 @@ def test_the_oracle_agrees_with_brute_force(script: tuple[int, list[tuple]]) -> 
             got = model.expected(engine, prompt, salt)
             assert (got.local_tokens, got.external_tokens) == brute.expected(engine, space, prompt, salt)
             assert got.cached_tokens <= got.at_most_tokens < len(prompt)
+            seen = observation(
+                prompt=prompt,
+                engine=engine,
+                output_token_ids=output,
+                cache_salt=salt,
+                sampling={"max_tokens": max_tokens},
+            )
+            assert observer.observe(seen, visible=False) == got
             model.sent(engine, prompt, max_tokens=max_tokens, output=output, salt=salt)
             brute.sent(engine, space, prompt, output, max_tokens, salt)
         elif kind == "visible":
             model.visible()
+            observer.visible()
             brute.saved += brute.pending
             brute.pending = []
         else:
             model.forget_local(engine)
+            observer.forget_local(engine)
             brute.local = [entry for entry in brute.local if entry[0] != engine]
 
 
@@ -262,7 +273,7 @@ def history(count: int, tokens: int) -> list[r.Observation]:
 
 def test_ten_thousand_requests_are_judged_in_time() -> None:
     """Budget: 5 s for 10,000 requests, all checks together; the hits may take half. CPU time: the machine may be busy."""
-    requests = history(10_000, 512)
+    requests = history(10_000, 320)
     start = time.process_time()
     expected = replay(PoolModel(Rules(32)), requests)
     found = check_all_hits(zip(requests, expected, strict=True))
