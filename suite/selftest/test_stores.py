@@ -18,7 +18,7 @@ from fixtures import stores
 from fixtures.errors import HarnessError, UsageError
 from fixtures.runtimes.base import Launch
 from fixtures.spec import StackSpec, parse_spec
-from fixtures.store_admin import Replica, Segment, StoreAdmin, store_ready
+from fixtures.store_admin import Segment, StoreAdmin, store_ready
 from fixtures.stores import MASTER_DEFAULTS, StorePlan, plan_master, plan_owner
 from fixtures.waiting import wait_for
 
@@ -278,5 +278,19 @@ def test_an_answer_of_another_shape_is_an_error_and_not_an_empty_pool(
         recorded.metrics()
 
 
-def test_a_replica_is_what_the_listing_says() -> None:
-    assert Replica(size_bytes=1, endpoint="a:1", protocol="tcp").endpoint == "a:1"
+@pytest.mark.parametrize(
+    ("status", "body", "healthy"),
+    [
+        (200, b'{"status":"ok","role":"leader","service_ready":true}', True),
+        (200, b'{"status":"ok","role":"standby","service_ready":false}', False),
+        (200, b'{"status":"ok"}', False),
+        (200, b"ok", False),
+        (200, b"[]", False),
+        (503, b'{"service_ready":true}', False),
+    ],
+)
+def test_healthy_is_a_master_that_serves(
+    recorded: StoreAdmin, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, healthy: bool
+) -> None:
+    monkeypatch.setitem(ANSWERS, "/health", (status, body))
+    assert recorded.health() is healthy
