@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from reports import records as r
 from reports.redact import SECRET, SECRET_NAME, secrets_out
 
-_PATH = re.compile(r"(?<![\w.:/~$}\x00-])/(?:[\w.+@%=-]+/)*[\w.+@%=-]+/?")
+_PATH = re.compile(r"(?:(?<![\w./~$}\x00-])|(?<=file://)|(?<=^-[A-Za-z]))/(?:[\w.+@%=-]+/)*[\w.+@%=-]+/?")
 _SYSTEM = ("bin", "sbin", "lib", "lib64", "usr", "etc", "proc", "sys", "dev", "opt")
 """Roots that mean the same on any Linux host, or are the business of its administrator."""
 _SCRATCH = ("tmp", "run", "var")

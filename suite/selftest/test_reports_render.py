@@ -209,6 +209,8 @@ def test_values_of_the_own_environment_are_found(monkeypatch: pytest.MonkeyPatch
         ("http://127.0.0.1:8000/v1/completions", "http://127.0.0.1:8000/v1/completions"),
         ("at 10.1.2.3 and 8.8.8.8:53, cudnn 9.10.2.21", "at [address] and [address]:53, cudnn 9.10.2.21"),
         ("on box-1 and box-11 and box-1.example.org", "on [host] and box-11 and [host].example.org"),
+        ("LIBS=/home/joe/lib:/home/joe/lib64", "LIBS=.../lib:.../lib64"),
+        ("file:///home/joe/x/y and gcc -I/home/joe/include", "file://.../y and gcc -I.../include"),
         ("2 blocks/s, 1/2, and/or/not", "2 blocks/s, 1/2, and/or/not"),
     ],
 )

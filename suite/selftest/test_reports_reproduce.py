@@ -161,6 +161,18 @@ def test_addresses_beyond_loopback_are_for_the_reader_to_fill_in(tmp_path: Path)
     assert "build-box" not in text
 
 
+@pytest.mark.parametrize(
+    "word", ["/home/joe/a", "x=/home/joe/a", "/usr/lib:/home/joe/a", "file:///home/joe/a", "-I/home/joe/a"]
+)
+def test_a_path_is_found_wherever_it_stands(word: str) -> None:
+    assert quote(Paths([], []).portable(word)) == f'"{word.replace("/home/joe/a", "${OTHER_0}")}"'
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1/completions", "http://box/v1", "a/b/c", "1/2"])
+def test_what_is_no_path_stays(url: str) -> None:
+    assert quote(Paths([], []).portable(url)) == url
+
+
 @pytest.mark.parametrize("case_id", ["../../etc/x", "a/b", "a b", "..", "P.boundary.k3+1"])
 def test_folder_names_stay_inside_and_differ(case_id: str) -> None:
     name = reproduce.folder_name(case_id)
