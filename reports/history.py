@@ -99,11 +99,13 @@ class History:
     def observations(
         self, *, phase: str | None = None, role: str | None = None, engine: str | None = None
     ) -> list[r.Observation]:
-        """Requests, in the order in which they ended."""
+        """Requests, in the order in which they ended. A case view gives the case's own (not a calibration's inside it)."""
+        own = self.records[0].case_id if self.records and isinstance(self.records[0], r.CaseStarted) else None
         return [
             o
             for o in self.of(r.Observation)
-            if (phase is None or o.phase == phase)
+            if (own is None or o.case_id == own)
+            and (phase is None or o.phase == phase)
             and (role is None or o.role == role)
             and (engine is None or o.engine == engine)
         ]

@@ -69,14 +69,14 @@ def calibrate(stack: Stack) -> None:
         for tokens in lengths:
             prompt = prompts.fresh(f"floor/{tokens}", tokens)
             for engine in stack.names:
-                salt = f"{CALIBRATION}/{engine}/{tokens}"
+                salt = f"{CALIBRATION}.{engine}.{tokens}"
                 stack.ask(engine, prompt, "floor-cold", cache_salt=salt)
                 for _ in range(2):
                     stack.ask(engine, prompt, "floor-native", cache_salt=salt)
     with stack.phase(CALIBRATION, "floors-concurrent"):
         prompt = prompts.fresh(f"floor/{lengths[-1]}", lengths[-1])
         for engine in stack.names:
-            salts = [f"{CALIBRATION}/concurrent/{engine}/{i}" for i in range(4)]
+            salts = [f"{CALIBRATION}.concurrent.{engine}.{i}" for i in range(4)]
             for role in ("floor-cold-concurrent", "floor-native-concurrent"):
                 stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
     if stack.store is not None and len(stack.names) > 1:

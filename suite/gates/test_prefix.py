@@ -90,7 +90,7 @@ class Divergent(Gate):
             if case.params["short"]:
                 stack.ask_measured(saver, sibling, "native/divergent")
             else:
-                stack.ask_measured(saver, sibling, "cold/divergent", cache_salt=f"{case.id}/cold")
+                stack.ask_measured(saver, sibling, "cold/divergent", cache_salt=f"{case.id}.cold")
             stack.ask_measured(reader, sibling, "external/divergent")
         stack.scan_logs(case.id)
 
