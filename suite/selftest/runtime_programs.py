@@ -23,6 +23,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.execve(sys.executable, [sys.executable, "-S", "-c", {ENDLESS!r}], {{}})
     os._exit(0)
+os.wait()
 print("up", flush=True)
 {ENDLESS}
 """
@@ -33,10 +34,10 @@ from multiprocessing.shared_memory import SharedMemory
 import multiprocessing
 memory = SharedMemory(create=True, size=4096)
 semaphore = multiprocessing.get_context("spawn").Semaphore()
-print("up", memory.name, flush=True)
+print(memory.name, "sem." + semaphore._semlock.name.strip("/"), flush=True)
 {ENDLESS}
 """
-"""Holds a shared-memory segment and a named semaphore, and removes neither when it is killed."""
+"""Holds a shared-memory segment and a named semaphore, and removes neither when it is killed. Prints their file names."""
 
 RUNNER = """
 import json, os, signal, sys
@@ -57,6 +58,7 @@ for unit in units:
     wait_for("up", lambda: bool(unit.log_tail()), bound_s=10, bound_source="selftest", poll_s=0.01)
 told = {
     "processes": [[p.pid, p.start_ticks] for unit in units for p in unit.processes()],
+    "logs": [unit.log_tail() for unit in units],
     "short": str(runtime.short_dir("e0")),
     "port": runtime.lease_port(),
 }

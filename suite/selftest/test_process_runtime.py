@@ -20,7 +20,7 @@ import pytest
 from fixtures.errors import HarnessError, UsageError
 from fixtures.runtimes import proc
 from fixtures.runtimes.base import Launch
-from fixtures.runtimes.ports import port_range
+from fixtures.runtimes.ports import lock_file, port_range
 from fixtures.runtimes.proc import ProcessId, is_alive
 from fixtures.runtimes.process import CLOSE_GRACE_S, ProcessRuntime, clean_dead_runs, snapshot, unix_sockets, wait_ready
 from fixtures.runtimes.shm import own_files
@@ -99,8 +99,15 @@ def processes_of(told: dict[str, object]) -> list[ProcessId]:
     return [ProcessId(*pair) for pair in listed]
 
 
-def made_shm(before: set[str]) -> set[str]:
-    return {name for name in own_files() if name not in before}
+def shm_of(unit: Unit) -> set[str]:
+    """Files of a unit that runs SHARER. (Other programs of the host make such files meanwhile.)"""
+    return set(unit.log_tail()[0].split())
+
+
+def shm_told(told: dict[str, object]) -> set[str]:
+    logs = told["logs"]
+    assert isinstance(logs, list)
+    return set(logs[0][0].split())
 
 
 # Ready or dead ------------------------------------------------------------------------------------------------------
@@ -286,42 +293,62 @@ def test_orphans_of_a_dead_unit_are_stopped_and_named(
 
 
 def test_shared_memory_of_a_killed_unit_is_removed_and_no_other(runtime: ProcessRuntime, tmp_path: Path) -> None:
-    before = set(own_files())
+    victim, other = (start(runtime, tmp_path, SHARER, name) for name in ("e0", "e1"))
     mine = SharedMemory(create=True, size=64)
     try:
-        victim = start(runtime, tmp_path, SHARER, "e0")
-        of_victim = made_shm(before) - {mine.name}
-        assert {name.partition(".")[0].partition("_")[0] for name in of_victim} == {"psm", "sem"}
-        start(runtime, tmp_path, SHARER, "e1")
+        assert {name[:3] for name in shm_of(victim)} == {"psm", "sem"}
         victim.signal(signal.SIGKILL)
         wait_dead(victim)
-        assert of_victim <= set(own_files()), "a killed unit leaves its shared memory"
+        assert shm_of(victim) <= set(own_files()), "a killed unit leaves its shared memory"
         leftovers = runtime.stop(victim, BOUND_S)
-        assert sorted(text.split()[3] for text in leftovers) == sorted(of_victim)
-        assert not of_victim & set(own_files())
-        assert made_shm(before) - {mine.name}, "that of the other unit stays"
+        assert sorted(text.split()[3] for text in leftovers) == sorted(shm_of(victim))
+        assert not shm_of(victim) & set(own_files())
+        assert shm_of(other) <= set(own_files())
         runtime.close(0.0)
-        assert made_shm(before) == {mine.name}
+        assert not shm_of(other) & set(own_files())
+        assert mine.name in own_files()
     finally:
         mine.close()
         mine.unlink()
 
 
-def test_shared_memory_still_in_use_by_another_unit_is_removed_at_the_end(
-    runtime: ProcessRuntime, tmp_path: Path
-) -> None:
-    before = set(own_files())
+def test_shared_memory_that_was_there_before_is_not_the_units(state: Path, tmp_path: Path) -> None:
+    mine = SharedMemory(create=True, size=64)
+    runtime = ProcessRuntime(tmp_path, guard=False)
+    try:
+        unit = start(runtime, tmp_path, f"file = open('/dev/shm/{mine.name}')\nprint('up', flush=True)\n{ENDLESS}")
+        mine.close()
+        unit.signal(signal.SIGKILL)
+        assert runtime.close(0.0) == []
+        assert mine.name in own_files()
+    finally:
+        runtime.close(0.0)
+        mine.unlink()
+
+
+def test_shared_memory_in_use_by_another_unit_is_removed_with_that_one(runtime: ProcessRuntime, tmp_path: Path) -> None:
     first = start(runtime, tmp_path, SHARER, "e0")
-    first.processes()
-    name = next(name for name in made_shm(before) if name.startswith("psm_"))
+    (name,) = (name for name in shm_of(first) if name.startswith("psm_"))
     opened = f"file = open('/dev/shm/{name}')\nprint('up', flush=True)\n{ENDLESS}"
     second = start(runtime, tmp_path, opened, "e1")
-    second.processes()
     first.signal(signal.SIGKILL)
     runtime.stop(first, 0.0)
     assert name in own_files()
     runtime.stop(second, BOUND_S)
     assert name not in own_files()
+
+
+def test_shared_memory_in_use_by_a_stranger_is_looked_at_again_at_the_end(
+    runtime: ProcessRuntime, tmp_path: Path
+) -> None:
+    unit = start(runtime, tmp_path, SHARER)
+    names = sorted(shm_of(unit))
+    unit.signal(signal.SIGKILL)
+    with (Path("/dev/shm") / names[0]).open():
+        assert runtime.stop(unit, 0.0) == [f"e0: shared memory {names[1]} (32 bytes) was left behind"]
+        assert names[0] in own_files()
+    assert runtime.close() == [f"shared: shared memory {names[0]} (4096 bytes) was left behind"]
+    assert names[0] not in own_files()
 
 
 def test_close_stops_everything_and_leaves_no_state(runtime: ProcessRuntime, state: Path, tmp_path: Path) -> None:
@@ -342,49 +369,83 @@ def test_close_stops_everything_and_leaves_no_state(runtime: ProcessRuntime, sta
         runtime.lease_port()
 
 
+def test_close_finds_a_process_that_no_handle_knows(runtime: ProcessRuntime, state: Path, tmp_path: Path) -> None:
+    unit = start(runtime, tmp_path, "print('up', flush=True)\n" + ENDLESS)
+    stray_marker = unit.marker.replace("/e0/1", "/e1/2")  # as an interrupt between fork and bookkeeping leaves it
+    command = [sys.executable, "-S", "-c", ENDLESS]
+    with subprocess.Popen(command, env={proc.MARKER: stray_marker}, start_new_session=True) as stray:
+        until(lambda: proc.carries_marker(stray.pid, stray_marker))
+        (leftover,) = runtime.close(BOUND_S)
+        assert leftover.startswith(f"process {stray.pid} (")
+        assert stray.wait() == -signal.SIGKILL
+
+
 # Killed runs --------------------------------------------------------------------------------------------------------
 def test_what_a_killed_run_left_is_cleaned_at_the_next_start_and_only_that(state: Path, tmp_path: Path) -> None:
-    before = set(own_files())
     with runner(tmp_path / "live", e0=SHARER) as (_, live):
-        shm_of_live = made_shm(before)
         with runner(tmp_path / "dead", e0=SHARER, e1=FAMILY) as (dead_run, dead):
-            shm_of_dead = made_shm(before) - shm_of_live
             dead_run.kill()
             dead_run.wait()
+        assert len(processes_of(dead)) >= 5
         assert all(map(is_alive, processes_of(dead))), "nobody cleaned yet"
         assert Path(str(dead["short"])).is_dir()
         assert (tmp_path / "dead" / "e0" / "tmp").is_dir()
-        assert len(shm_of_dead) == 2
+        assert shm_told(dead) <= set(own_files())
 
-        cleaned = ProcessRuntime(tmp_path / "next", guard=False)
-        cleaned.close()
+        following = ProcessRuntime(tmp_path / "next", guard=False)
+        following.close()
 
         assert not any(map(is_alive, processes_of(dead)))
         assert not Path(str(dead["short"])).exists()
         assert not (tmp_path / "dead" / "e0" / "tmp").exists()
         assert (tmp_path / "dead" / "e0" / "log.txt").exists()
-        assert not shm_of_dead & set(own_files())
+        assert not shm_told(dead) & set(own_files())
         assert not (state / "ports" / str(dead["port"])).exists()
-        assert len([line for line in cleaned.cleaned if "process" in line]) >= 5
+        assert len([line for line in following.cleaned if " process " in line]) >= 5
         assert all(map(is_alive, processes_of(live)))
         assert Path(str(live["short"])).is_dir()
-        assert shm_of_live <= set(own_files())
+        assert (tmp_path / "live" / "e0" / "tmp").is_dir()
+        assert shm_told(live) <= set(own_files())
         assert (state / "ports" / str(live["port"])).exists()
         assert clean_dead_runs(state) == []
     clean_dead_runs(state)
-    assert not made_shm(before)
     assert not any(map(is_alive, processes_of(live)))
+    assert not shm_told(live) & set(own_files())
+
+
+def test_a_dead_run_is_cleaned_even_if_its_units_are_dead_too(state: Path, tmp_path: Path) -> None:
+    with runner(tmp_path, e0=SHARER) as (run, told):
+        run.kill()
+        run.wait()
+        for who in processes_of(told):
+            assert proc.send(who, signal.SIGKILL)
+        until(lambda: not any(map(is_alive, processes_of(told))))
+        assert shm_told(told) <= set(own_files())
+        clean_dead_runs(state)
+        assert not shm_told(told) & set(own_files())
+
+
+def test_two_janitors_do_not_clean_the_same_run(state: Path, tmp_path: Path) -> None:
+    with runner(tmp_path, e0="print('up', flush=True)\n" + ENDLESS) as (run, told):
+        run.kill()
+        run.wait()
+        (journal,) = (state / "runs").iterdir()
+        other = lock_file(journal)
+        assert other is not None
+        assert clean_dead_runs(state) == []
+        assert all(map(is_alive, processes_of(told)))
+        os.close(other)
+        assert len(clean_dead_runs(state)) == 3, "a process and two directories"
 
 
 def test_the_guardian_cleans_up_at_once(state: Path, tmp_path: Path) -> None:
-    before = set(own_files())
     with runner(tmp_path, "guard", e0=SHARER, e1=FAMILY) as (run, told):
-        assert len(processes_of(told)) >= 4
+        assert len(processes_of(told)) >= 5
         run.kill()
         run.wait()
         until(lambda: not any(map(is_alive, processes_of(told))), "the guardian to end the units")
         until(lambda: not list((state / "runs").iterdir()), "the guardian to finish")
-        assert not made_shm(before)
+        assert not shm_told(told) & set(own_files())
         assert not Path(str(told["short"])).exists()
 
 
@@ -552,20 +613,25 @@ import os, socket
 path = {str(path)!r}
 if os.path.exists(path): os.unlink(path)
 server = socket.socket(socket.AF_UNIX); server.bind(path); server.listen()
-tcp = socket.create_server(("127.0.0.1", 0)); six = socket.create_server(("::1", 0), family=socket.AF_INET6)
-print(tcp.getsockname()[1], six.getsockname()[1], flush=True)
+mailbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); mailbox.bind("\\0mailbox" + str(os.getpid()))
+four = socket.create_server(("127.0.0.1", 0)); six = socket.create_server(("::1", 0), family=socket.AF_INET6)
+client = socket.create_connection(four.getsockname()); accepted, _ = four.accept()
+print(four.getsockname()[1], six.getsockname()[1], flush=True)
 {ENDLESS}"""
     units = {name: start(runtime, tmp_path, program, name) for name in ("e0", "e1")}
     taken = unix_sockets(units, "doubled")
-    assert [(s.path, s.listening) for s in taken.unix] == [(str(path), True)] * 2
-    assert {s.unit for s in taken.unix} == {"e0", "e1"}
-    assert {s.pid for s in taken.unix} == {unit.pid for unit in units.values()}
-    assert len({s.inode for s in taken.unix}) == 2
-    four, six = units["e0"].log_tail()[0].split()
-    assert {f"e0 127.0.0.1:{four}", f"e0 [::1]:{six}"} <= set(taken.listening)
-    assert len(taken.listening) == 4
+    abstract = [(f"@mailbox{unit.pid}", False) for unit in units.values()]
+    assert sorted((s.path, s.listening) for s in taken.unix) == sorted([(str(path), True)] * 2 + abstract)
+    doubled = [s for s in taken.unix if s.path == str(path)]
+    assert {(s.unit, s.pid) for s in doubled} == {(name, unit.pid) for name, unit in units.items()}
+    assert len({s.inode for s in doubled}) == 2
+    wanted = []
+    for name, unit in units.items():
+        four, six = unit.log_tail()[0].split()
+        wanted += [f"{name} 127.0.0.1:{four}", f"{name} [::1]:{six}"]
+    assert sorted(taken.listening) == sorted(wanted)
     counted = snapshot(units["e0"], "now")
-    assert (counted.sockets, counted.threads, counted.label, counted.unit) == (3, 1, "now", "e0")
+    assert (counted.sockets, counted.threads, counted.label, counted.unit) == (6, 1, "now", "e0")
     assert counted.rss_bytes > 1_000_000
 
 
