@@ -351,7 +351,10 @@ def test_shared_memory_in_use_by_a_stranger_is_looked_at_again_at_the_end(
     assert names[0] not in own_files()
 
 
-def test_close_stops_everything_and_leaves_no_state(runtime: ProcessRuntime, state: Path, tmp_path: Path) -> None:
+def test_close_stops_everything_and_leaves_no_state(
+    runtime: ProcessRuntime, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixtures.runtimes.unit.OUTLIVE_S", 0.05)
     units = [start(runtime, tmp_path, FAMILY, name) for name in ("e0", "e1")]
     for unit in units:
         wait_members(unit, 4)
@@ -359,9 +362,10 @@ def test_close_stops_everything_and_leaves_no_state(runtime: ProcessRuntime, sta
     short = runtime.short_dir("e0")
     (short / "socket").touch()
     runtime.lease_port()
-    leftovers = runtime.close(0.3)
+    leftovers = runtime.close(BOUND_S)
     assert not any(map(is_alive, trees))
     assert len(leftovers) == 6, "SIGTERM went to the first processes alone, and their descendants do not end with them"
+    assert all("outlived the first one" in text for text in leftovers)
     assert [path for path in state.rglob("*") if path.parent != state] == []
     assert runtime.close() == []
     assert units[0].processes() == []
