@@ -98,7 +98,9 @@ def test_a_bad_entry_is_one_line_with_file_and_entry(tmp_path: Path, change: dic
     with pytest.raises(UsageError, match=message) as caught:
         load_expectations(path, {"X.a.1"}, installed=INSTALLED)
     text = str(caught.value)
-    assert text.startswith(f"known.toml: [[case]] 1 ({GOOD['id'] if 'id' not in change else change['id']})".replace('"', ""))
+    assert text.startswith(
+        f"known.toml: [[case]] 1 ({GOOD['id'] if 'id' not in change else change['id']})".replace('"', "")
+    )
     assert "\n" not in text
 
 
@@ -108,7 +110,8 @@ def test_an_id_listed_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("x =", "not valid TOML"), ("cases = 1", "unknown field `cases`"), ("case = 1", r"\[\[case\]\]")]
+    ("text", "message"),
+    [("x =", "not valid TOML"), ("cases = 1", "unknown field `cases`"), ("case = 1", r"\[\[case\]\]")],
 )
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "odd.toml"

@@ -50,15 +50,22 @@ def test_live_form_keeps_one_line_with_every_wait_and_takes_it_away() -> None:
     for clock.now in (0.3, 0.35, 0.6):
         progress.waiting("engine e0 starting", clock.now, 35.0, 240.0)
         progress.waiting("engine e1 starting", clock.now, None, 240.0)
-    progress.case_done()
+    progress.done("engine e0 starting", 0.7, True)
+    progress.done("engine e1 starting", 0.7, True)
+    progress.case_done(line_up=True)
     drawn = stream.getvalue().split("\r\x1b[2K")[1:]
     assert "\n" not in stream.getvalue()
     assert drawn[1] == "gate 1 of 2 P.a.1: engine e0 starting 0 s of ~35 s"
     assert (
         drawn[2] == "gate 1 of 2 P.a.1: engine e0 starting 1 s of ~35 s, engine e1 starting 0 s of at most 240 s"[:79]
     )
-    assert len(drawn) == 4, "0.05 s after the last drawing nothing is drawn"
-    assert drawn[-1] == ""
+    assert drawn[3:] == [
+        "",
+        "gate 1 of 2 P.a.1: engine e1 starting 1 s of at most 240 s",
+        "",
+        "gate 1 of 2 P.a.1",
+        "\x1b[1A",
+    ], "0.05 s after the last drawing nothing is drawn; a wait that ended goes, the case stays until it is done"
 
 
 def test_a_reader_that_went_away_does_not_end_the_run() -> None:
