@@ -28,6 +28,10 @@ ready() { # ready UNIT URL: wait at most 5 minutes for its health endpoint
   tail -n 20 "$WORK/$1.log" >&2
   exit 1
 }
+warm_up() { # warm_up URL MODEL: the first answers of an engine compile kernels (20 s were seen) and measure nothing
+  curl -s --noproxy '*' -m 180 -o /dev/null -H 'Content-Type: application/json' "$1/v1/completions" --data-binary \
+    "{\"model\": \"$2\", \"prompt\": [5, 6, 7], \"max_tokens\": 2, \"logprobs\": 1, \"return_tokens_as_token_ids\": true}" || true
+}
 signal_unit() { # signal_unit SIGNAL UNIT: to every process of the unit
   echo "signal $1 to $2 (process group ${PID[$2]})"
   kill "-$1" -- "-${PID[$2]}"

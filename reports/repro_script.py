@@ -39,12 +39,16 @@ _FUNCTIONS = Path(__file__).with_name("repro_functions.sh")
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happened: at ``t_s``, as shell and as a sentence. ``ends_s``: when a request ended."""
+    """One thing that happened: at ``t_s``, as shell and as a sentence.
+
+    ends_s: when a request ended (others may go on beside it). until_s: when a step ended that holds everything up.
+    """
 
     t_s: float
     shell: str
     words: str
     ends_s: float | None = None
+    until_s: float | None = None
 
 
 class Script:
@@ -127,15 +131,23 @@ class Script:
         return "\n".join(lines) + "\n"
 
     def _bring_up(self) -> list[str]:
-        lines: list[str] = []
+        """Servers of the pool first; engines together, or one after the other where they would measure one GPU at once."""
+        starts: list[str] = []
+        waits: list[str] = []
+        together = bool(self._stack) and self._stack.spec.get("platform") == "cpu"
         for root in self._roots:
             name = variable(root.name)
-            lines.append(f"start_{name}")
-            if url := self._url(root.name):
-                lines.append(f'ready {name} "{url}/health"')
-            elif root.name.startswith("master") and self._admin:
-                lines.append(f"ready {name} {quote(self._admin + '/health')}")
-        return lines
+            url = self._url(root.name)
+            if url and together:
+                starts.append(f"start_{name}")
+                waits.append(f'ready {name} "{url}/health"')
+            elif url:
+                starts += [f"start_{name}", f'ready {name} "{url}/health"']
+            else:
+                admin = self._admin if root.name.startswith("master") else ""
+                starts += [f"start_{name}", *([f"ready {name} {quote(admin + '/health')}"] if admin else [])]
+        engines = self._stack.engines if self._stack else ()
+        return [*starts, *waits, *(f'warm_up "{self._url(e.name)}" {quote(e.served_model)}' for e in engines)]
 
     def _config_files(self, run_dir: Path) -> list[str]:
         """Configuration files of the units (they lie inside the run), written out again as here-documents."""
@@ -172,7 +184,7 @@ class Script:
             if not open_until and idle_from is not None and step.t_s - idle_from > PAUSE_S:
                 lines.append(f"sleep {step.t_s - idle_from:.1f} # as long as the recorded run waited here")
             lines.append(step.shell)
-            free_s, last_s = None, step.t_s
+            free_s, last_s = None, step.until_s or step.t_s
             if step.ends_s is not None:
                 open_until.append(step.ends_s)
         return lines
@@ -189,7 +201,7 @@ class Script:
         for fact in self._history.facts("reset-local"):
             url = self._url(str(fact.value.get("engine", "")) if isinstance(fact.value, dict) else "")
             if url:
-                shell = f"finished\ncurl -s --noproxy '*' -X POST \"{url}/reset_prefix_cache\" >/dev/null"
+                shell = f"curl -s --noproxy '*' -X POST \"{url}/reset_prefix_cache\" >/dev/null"
                 steps.append(Step(fact.t_s, shell, f"empty the prefix cache of {fact.value['engine']}"))
         for attempt in self._history.of(r.StartAttempt):
             self.notes.append(

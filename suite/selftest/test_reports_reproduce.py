@@ -91,15 +91,13 @@ def test_requests_and_faults_keep_their_order(tmp_path: Path) -> None:
         r.Fact(name="reset-local", t_s=8.9, value={"engine": "e0", "http_status": 200}),
     ]
     text = script_of(tmp_path, case_history(stack_up(tmp_path), *records))
-    played = [line for line in text[text.index("\nready e0") :].splitlines()[2:] if line]
+    played = [line for line in text[text.index("\nwarm_up ") :].splitlines()[2:] if line]
     assert [re.sub(r' "\$URL.*| #.*', "", line) for line in played[:-2]] == [
         "ask 0",
         "ASKED+=($!)",
         "finished",
-        "finished",
         "saved http://127.0.0.1:19001",
-        "sleep 6.7",
-        "finished",
+        "sleep 5.7",
         "curl -s --noproxy '*' -X POST",
         "signal_unit STOP e0",
         "ask 1",
@@ -248,7 +246,7 @@ def test_the_script_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert "HTTP 000" in answers[2]
     assert 'got then: 500 `x` $HOME "q"' in done.stdout
     sent = [json.loads(line) for line in (work / "e0.log").read_text().splitlines() if line.startswith("{")]
-    assert [s["body"]["prompt"] for s in sent] == [[5, 6], [5, 6]]
+    assert [s["body"]["prompt"] for s in sent] == [[5, 6, 7], [5, 6], [5, 6]]  # the first one is the warm-up
     assert {(s["path"], s["note"], s["body"]["model"]) for s in sent} == {("/v1/completions", "a 'b' $c", "tiny")}
     with socket.socket() as s:
         assert s.connect_ex(("127.0.0.1", port)) != 0
