@@ -134,7 +134,7 @@ class Script:
         """Servers of the pool first; engines together, or one after the other where they would measure one GPU at once."""
         starts: list[str] = []
         waits: list[str] = []
-        together = bool(self._stack) and self._stack.spec.get("platform") == "cpu"
+        together = self._stack is not None and self._stack.spec.get("platform") == "cpu"
         for root in self._roots:
             name = variable(root.name)
             url = self._url(root.name)
@@ -194,9 +194,9 @@ class Script:
         visible = {w.what.removeprefix("visible:"): w for w in self._history.of(r.WaitRecord)}
         for o in self._requests:
             if o.request_id in visible and self._admin:
-                steps.append(
-                    Step(o.done_s, f"finished\nsaved {quote(self._admin)}", f"wait for the save of {o.request_id}")
-                )
+                words, wait = f"wait for the save of {o.request_id}", visible[o.request_id]
+                until_s = wait.t_s + wait.elapsed_s
+                steps.append(Step(o.done_s, f"saved {quote(self._admin)}", words, until_s=until_s))
         steps += [self._fault_step(fault) for fault in self._history.faults()]
         for fact in self._history.facts("reset-local"):
             url = self._url(str(fact.value.get("engine", "")) if isinstance(fact.value, dict) else "")
