@@ -106,8 +106,12 @@ class Oracle:
     def __init__(self, history: History) -> None:
         records = calibration_records(history)
         seen = [x for x in records if isinstance(x, r.Observation) and x.case_id == CALIBRATION]
-        self.native = self._native(seen, "floor-native").merged(self._native(seen, "floor-native-concurrent"))
-        self.cold = self._cold(seen, "").merged(self._cold(seen, "-concurrent"))
+        self.native = self._native(seen, "floor-native")
+        """Requests alone on their engine, as the arms send them."""
+        self.cold = self._cold(seen, "")
+        self.native_concurrent = self.native.merged(self._native(seen, "floor-native-concurrent"))
+        """Requests beside others: they share batches, whose shapes differ from run to run."""
+        self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
         self.planted = self._planted(records, seen)
 
     @staticmethod
@@ -151,8 +155,16 @@ class Oracle:
 
     @property
     def cold_limit(self) -> answers.Floor:
-        """The cold floor widened by ``COLD_FACTOR``; ``check`` makes sure that planted blocks exceed it."""
-        floor = self.cold
+        """Limit of the cold arm for requests that were alone: the cold floor widened by ``COLD_FACTOR``."""
+        return self._widened(self.cold)
+
+    @property
+    def cold_limit_concurrent(self) -> answers.Floor:
+        """Limit of the cold arm for requests beside others; ``check`` makes sure that planted blocks exceed it."""
+        return self._widened(self.cold_concurrent)
+
+    @staticmethod
+    def _widened(floor: answers.Floor) -> answers.Floor:
         return answers.Floor(
             kind="cold",
             max_nat=floor.max_nat * COLD_FACTOR,
@@ -166,8 +178,8 @@ class Oracle:
 
     def check(self) -> list[r.Finding]:
         """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on."""
-        widest = self.cold_limit
-        floor = answers.Floor("native", max(self.native.max_nat, widest.max_nat), self.native.pairs, self.native.steps)
+        widest = max(self.native_concurrent.max_nat, self.cold_limit_concurrent.max_nat)
+        floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
         return answers.check_sensitivity(
             self.planted, floor, ABSOLUTE_MINIMUM_NAT, factor=1.0, at_least=max(1, len(self.planted))
         )
@@ -179,6 +191,8 @@ class Oracle:
             "native_floor_pairs": self.native.pairs,
             "cold_floor_nat": self.cold.max_nat,
             "cold_floor_pairs": self.cold.pairs,
+            "native_floor_concurrent_nat": self.native_concurrent.max_nat,
+            "cold_floor_concurrent_nat": self.cold_concurrent.max_nat,
             "planted_nat": {where: d.max_nat for where, d in self.planted.items()},
         }
 

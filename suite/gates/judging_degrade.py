@@ -47,7 +47,7 @@ def judge_degrade(gate: Gate, history: History) -> r.Verdict:
         got=findings[0].message if findings else f"{len(victims)} victims answered right, 200, within budget",
         wanted=f"200, the cold answer, TTFT at most max({_budget(history)['ttft_factor']:g} x cold, cold + {budget_s:g} s)",
         numbers={**oracle.numbers(), **numbers(history, degraded)},
-        notes=tuple(answers.judge_cold(cold_pairs(history, victims), oracle.cold_limit).notes),
+        notes=tuple(answers.judge_cold(cold_pairs(history, victims), oracle.cold_limit_concurrent).notes),
         **explanation(history, findings),
     )
 
@@ -102,7 +102,7 @@ def degraded_answers(history: History, victims: Sequence[r.Observation], oracle:
     pairs = cold_pairs(history, victims)
     if not pairs and any(not o.ok for o in victims):
         return []
-    return answers.judge_cold(pairs, oracle.cold_limit).findings
+    return answers.judge_cold(pairs, oracle.cold_limit_concurrent).findings
 
 
 def budget(history: History, degraded: Sequence[r.Observation]) -> list[r.Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fixtures.faults import Kill
@@ -59,7 +60,7 @@ class OwnerKilled(Gate):
             stack.snapshot_processes(reader, "before")
         with stack.phase(case.id, "save"):
             for i, prompt in enumerate(victims):
-                owned_by(stack, owner, lambda p=prompt, i=i: stack.save(owner, p, role=f"cold/{i}"), f"victim/{i}")
+                owned_by(stack, owner, partial(stack.save, owner, prompt, role=f"cold/{i}"), f"victim/{i}")
         with stack.phase(case.id, "baseline"):
             for i in range(3):
                 stack.ask(reader, prompts.fresh(f"baseline/{i}", VICTIM_TOKENS), "baseline")
@@ -88,7 +89,7 @@ class OwnerKilled(Gate):
             due_s = killed_s + i * 2 * ttl_s / (len(victims) - 1)
             stack.wait(
                 f"victim {i + 1} of {len(victims)} to be due",
-                lambda due_s=due_s: time.monotonic() >= due_s,
+                partial(_past, due_s),
                 bound_s=2 * ttl_s + 5,
                 bound_source="spread over twice the client TTL",
             )
@@ -112,6 +113,10 @@ class OwnerKilled(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         return judge_degrade(self, history)
+
+
+def _past(due_s: float) -> bool:
+    return time.monotonic() >= due_s
 
 
 OWNER_KILLED = OwnerKilled()

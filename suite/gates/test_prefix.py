@@ -83,7 +83,9 @@ class Divergent(Gate):
         original = prompts.fresh("x", blocks * block + 1)
         parting = ((blocks - 1) * block if case.params["last"] else 0) + case.params["offset"]
         tokens = parting + 9 if case.params["short"] else len(original)
-        reuse_arms(stack, case.id, original, saver, reader, "control")
+        with stack.phase(case.id, "save"):
+            stack.save(saver, original, role="cold/control")
+            stack.ask_measured(saver, original, "native/control")
         sibling = prompts.branched(original, parting, "y", tokens)
         with stack.phase(case.id, "divergent"):
             stack.fact("divergent", {"at": parting, "common_tokens": parting // block * block})
@@ -92,6 +94,9 @@ class Divergent(Gate):
             else:
                 stack.ask_measured(saver, sibling, "cold/divergent", cache_salt=f"{case.id}.cold")
             stack.ask_measured(reader, sibling, "external/divergent")
+        with stack.phase(case.id, "control"):
+            stack.reset_local_cache(reader)  # it holds the common blocks by now
+            stack.ask_measured(reader, original, "external/control")
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
