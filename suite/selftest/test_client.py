@@ -122,6 +122,37 @@ def test_top_logprobs_are_sorted_best_first() -> None:
     assert reader.choices[0].top_logprobs == (((2, -0.1), (4, -0.1), (9, -3.0)),)
 
 
+def test_chat_answers_have_another_shape() -> None:
+    """Chunks as vLLM 0.32.0 sends them: a role first, log probabilities under ``content``, prompt ids beside the choices."""
+    top = [{"token": "token_id:9", "logprob": -0.5}, {"token": "token_id:4", "logprob": -1.5}]
+    step = {"token": "token_id:9", "logprob": -0.5, "top_logprobs": top}
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]},
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": {"content": "hi"},
+                    "logprobs": {"content": [step]},
+                    "finish_reason": "length",
+                    "token_ids": [9],
+                }
+            ]
+        },
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}},
+    ]
+    reader = AnswerReader({"stream": True, "stream_options": {"include_usage": True}, "logprobs": True})
+    for at, chunk in enumerate(chunks):
+        assert reader.feed(f"data: {json.dumps(chunk)}\n\n".encode(), float(at))
+    assert reader.feed(b"data: [DONE]\n\n", 9.0)
+    reader.end()
+    assert reader.error == ""
+    assert (reader.prompt_token_ids, reader.first_token_s) == ((1, 2), 1.0)
+    assert reader.choices[0].output_token_ids == (9,)
+    assert reader.choices[0].top_logprobs == (((9, -0.5), (4, -1.5)),)
+    assert reader.choices[0].text == "hi"
+
+
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_fewer_logprobs_are_no_error(bench: Bench, logprobs: int | None) -> None:
     seen = bench.send(logprobs=logprobs)
