@@ -7,12 +7,14 @@ VENV ?= .venv
 EXTRAS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
+TARGET ?= h200-torch211
+PART_MIB ?= 48
 BIN := $(VENV)/bin
 export VENV EXPECT RESUME
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup gates gates-full smoke defects test lint format preflight clean clean-all
+.PHONY: help setup gates gates-full smoke defects test lint format preflight bundle clean clean-all
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +50,9 @@ format: setup ## let ruff format and sort what it can
 
 preflight: setup ## what this host can run, what it cannot, and the mend
 	@$(BIN)/python -m fixtures.capabilities $(ARGS)
+
+bundle: setup ## everything a host without network lacks, in parts: TARGET=name of tools/bundle/targets, PART_MIB=48
+	@$(BIN)/python -m tools.bundle "$(TARGET)" --part-mib "$(PART_MIB)"
 
 clean: ## remove VENV and caches; finished runs in reports/out stay
 	@rm -rf "$(VENV)" .stamps .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache build dist *.egg-info
