@@ -53,8 +53,10 @@ try:
     tokens = answer["choices"][0].get("token_ids") or []
     cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
 except (OSError, ValueError, LookupError, AttributeError) as error:
-    print(f"  no answer: {error!r}")
-same = "same tokens" if tokens == then["output_token_ids"] else f"tokens {tokens}, recorded {then['output_token_ids']}"
+    print(f"  no answer: {error!r} in {work}/answer-{number}.json")
+if then["error"]:
+    print(f"  recorded error: {then['error']}")
+same = "no tokens, as recorded" if not tokens and not then["output_token_ids"] else "same tokens" if tokens == then["output_token_ids"] else f"tokens {tokens}, recorded {then['output_token_ids']}"
 print(
     f"request {number} ({request['role']}, {request['engine']}): HTTP {status} in {float(seconds):.2f} s"
     f" (recorded {then['http_status']} in {then['duration_s']:.2f} s); cached {cached}"
