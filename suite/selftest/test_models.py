@@ -292,7 +292,7 @@ def _shifts(decoder: Decoder) -> dict[str, float]:
     want, _ = decoder.run(ids[cached:], right)
     top = np.argsort(want[-1])[-5:]
     out = {}
-    for block in (0, 3, 6):
+    for block in (0, 6):
         span = slice(block * BLOCK, (block + 1) * BLOCK)
         wrong_by_kind = {"foreign": foreign, "zeros": [(0 * k, 0 * v) for k, v in right]}
         if block:
@@ -308,10 +308,9 @@ def _shifts(decoder: Decoder) -> dict[str, float]:
     return out
 
 
-@pytest.mark.parametrize("name", ["tiny-base", "tiny-sibling"])
-def test_one_wrong_block_is_seen(name: str) -> None:
-    shifts = _shifts(Decoder(TINY[name], weights(TINY[name])))
-    assert len(shifts) == 8
+def test_one_wrong_block_is_seen() -> None:
+    shifts = _shifts(Decoder(TINY["tiny-base"], weights(TINY["tiny-base"])))
+    assert len(shifts) == 5
     assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT} == {}
 
 
