@@ -69,6 +69,11 @@ class FindingCode(StrEnum):
     UNCLEAN_STOP = "unclean-stop"
     # Performance
     SLOWER_THAN_RECOMPUTE = "slower-than-recompute"
+    # Planted defects
+    MISSED_DEFECT = "missed-defect"
+    """A gate stayed green over a planted defect, or turned red for another reason than it should."""
+    FALSE_ALARM = "false-alarm"
+    """A gate turned red where nothing was planted."""
     # INCONCLUSIVE
     TOO_FEW_OBSERVATIONS = "too-few-observations"
     ORACLE_BLIND = "oracle-blind"
