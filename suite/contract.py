@@ -46,6 +46,9 @@ class Gate:
     """Raised whenever ``judge`` may give another verdict on the same history."""
     claim: ClassVar[str]
     """One sentence that must hold."""
+    needs_pool: ClassVar[bool] = True
+    """The stack must have a store; without one every case is UNTESTABLE."""
+    min_engines: ClassVar[int] = 2
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 

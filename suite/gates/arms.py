@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
-from suite.workload.prompts import Prompt
+from suite.workload.prompts import Prompt, PromptMaker
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -79,12 +79,30 @@ def calibrate(stack: Stack) -> None:
             salts = [f"{CALIBRATION}.concurrent.{engine}.{i}" for i in range(4)]
             for role in ("floor-cold-concurrent", "floor-native-concurrent"):
                 stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
+    with stack.phase(CALIBRATION, "contrast"):
+        ask_contrasts(stack, prompts.fresh("contrast", min(PLANTED_PROMPT_TOKENS, longest)), prompts)
     if stack.store is not None and len(stack.names) > 1:
         with stack.phase(CALIBRATION, "planted"):
             plant_wrong_blocks(stack, prompts.fresh("planted", PLANTED_PROMPT_TOKENS), prompts)
 
 
-def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: Any) -> None:
+def positions(blocks: int) -> dict[str, int]:
+    """The blocks (by index) at which the oracle's sensitivity is measured."""
+    return {"first": 0, "middle": blocks // 2, "last": blocks - 1}
+
+
+def ask_contrasts(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
+    """Cold answers to a prompt and to copies of it in which one whole block is another: the model sees every block."""
+    engine = stack.names[0]
+    block = stack.engines[engine].facts.block_tokens
+    stack.ask(engine, prompt, "contrast-reference", cache_salt=f"{CALIBRATION}.contrast")
+    for where, index in positions(len(prompt) // block).items():
+        other = prompts.fresh(f"contrast/{where}", block)
+        changed = prompt[: index * block] + other + prompt[(index + 1) * block :]
+        stack.ask(engine, changed, f"contrast/{where}", cache_salt=f"{CALIBRATION}.contrast.{where}")
+
+
+def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
     """Put one foreign block into the pool under a valid key, at the first, a middle and the last reusable position.
 
     Each time the reader has never seen the prompt; what it answers must differ from the reference, or the oracle is
@@ -97,7 +115,7 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: Any) -> None:
     foreign_keys_before = stack.keys()
     stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
     foreign = sorted(stack.keys() - foreign_keys_before)
-    for where, index in (("first", 0), ("middle", blocks // 2), ("last", blocks - 1)):
+    for where, index in positions(blocks).items():
         victim = prompts.fresh(f"planted/{where}", len(prompt))
         if index:
             stack.save(saver, victim[: index * block + 1], role="planted-prefix")

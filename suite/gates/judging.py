@@ -14,16 +14,8 @@ from reports.history import History
 from suite.checks import answers, conservation, hits, liveness, logs, parity, sources
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.arms import CALIBRATION
+from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
-
-ABSOLUTE_MINIMUM_NAT = 0.01
-"""A planted wrong block must move a log probability by at least this much (nat), whatever the floor. bfloat16 has
-8 bits of mantissa: logits of size 8 to 16 are 1/16 apart, so a visible change is far above this."""
-
-COLD_FACTOR = 2.0
-"""The cold arm's limit over its floor. The floor is the largest of some dozens of samples of honest numeric noise; the
-largest of as many again may exceed it. The oracle is declared blind unless planted blocks exceed this same limit."""
 
 PRIORITY = (
     r.FindingCode.WRONG_ANSWER,
@@ -75,9 +67,9 @@ CAUSES: dict[str, tuple[str, str]] = {
 
 
 def ordered(findings: Iterable[r.Finding]) -> tuple[r.Finding, ...]:
-    """Findings with the primary one first."""
+    """Findings with the primary one first; what the harness did wrong comes before all, as it spoils the rest."""
     rank = {code: i for i, code in enumerate(PRIORITY)}
-    return tuple(sorted(findings, key=lambda f: rank.get(f.code, len(rank))))
+    return tuple(sorted(findings, key=lambda f: -1 if f.code in r.HARNESS_CODES else rank.get(f.code, len(rank))))
 
 
 def one(history: History, role: str) -> r.Observation | None:
@@ -86,125 +78,20 @@ def one(history: History, role: str) -> r.Observation | None:
     return found[-1] if found else None
 
 
-# Calibration --------------------------------------------------------------------------------------------------------
-
-
-def calibration_records(history: History) -> list[r.Record]:
-    """Records of the newest calibration of the case's stack, wherever in the run it was made."""
-    everything = [*history.before, *history.records]
-    stack = history.stack
-    begin = 0
-    for i, rec in enumerate(everything):
-        if isinstance(rec, r.StackUp) and stack is not None and rec.stack_id == stack.stack_id:
-            begin = i
-    return everything[begin:]
-
-
-class Oracle:
-    """Floors and sensitivity measured on the case's stack."""
-
-    def __init__(self, history: History) -> None:
-        records = calibration_records(history)
-        seen = [x for x in records if isinstance(x, r.Observation) and x.case_id == CALIBRATION]
-        self.native = self._native(seen, "floor-native")
-        """Requests alone on their engine, as the arms send them."""
-        self.cold = self._cold(seen, "")
-        self.native_concurrent = self.native.merged(self._native(seen, "floor-native-concurrent"))
-        """Requests beside others: they share batches, whose shapes differ from run to run."""
-        self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
-        self.planted = self._planted(records, seen)
-
-    @staticmethod
-    def _by_prompt(seen: Sequence[r.Observation], role: str) -> list[list[r.Observation]]:
-        groups: dict[tuple[int, ...], list[r.Observation]] = {}
-        for o in seen:
-            if o.role == role:
-                groups.setdefault(o.prompt_token_ids, []).append(o)
-        return list(groups.values())
-
-    def _native(self, seen: Sequence[r.Observation], role: str) -> answers.Floor:
-        pairs = [(group[0], other) for group in self._by_prompt(seen, role) for other in group[1:]]
-        return answers.native_floor(pairs)
-
-    def _cold(self, seen: Sequence[r.Observation], suffix: str) -> answers.Floor:
-        natives = {g[0].prompt_token_ids: g[0] for g in self._by_prompt(seen, f"floor-native{suffix}")}
-        pairs = [
-            (cold, natives[cold.prompt_token_ids])
-            for group in self._by_prompt(seen, f"floor-cold{suffix}")
-            for cold in group
-            if cold.prompt_token_ids in natives
-        ]
-        return answers.cold_floor(pairs)
-
-    @staticmethod
-    def _planted(records: Sequence[r.Record], seen: Sequence[r.Observation]) -> dict[str, answers.Difference]:
-        """Differences by position; only blocks that were provably replaced and then read count as planted."""
-        references = {o.prompt_token_ids: o for o in seen if o.role == "planted-reference"}
-        answered = {o.request_id: o for o in seen if o.role == "planted"}
-        found: dict[str, answers.Difference] = {}
-        for fact in records:
-            if not isinstance(fact, r.Fact) or fact.name != "planted-block":
-                continue
-            replaced = fact.value["replaced"]
-            landed = replaced and replaced["put"] == 0 and replaced["before"] != replaced["after"]
-            answer = answered.get(fact.value["request_id"])
-            reference = references.get(answer.prompt_token_ids) if answer else None
-            if landed and answer and reference and answer.cached_tokens:
-                found[fact.value["where"]] = answers.compare(answer, reference)
-        return found
-
-    @property
-    def cold_limit(self) -> answers.Floor:
-        """Limit of the cold arm for requests that were alone: the cold floor widened by ``COLD_FACTOR``."""
-        return self._widened(self.cold)
-
-    @property
-    def cold_limit_concurrent(self) -> answers.Floor:
-        """Limit of the cold arm for requests beside others; ``check`` makes sure that planted blocks exceed it."""
-        return self._widened(self.cold_concurrent)
-
-    @staticmethod
-    def _widened(floor: answers.Floor) -> answers.Floor:
-        return answers.Floor(
-            kind="cold",
-            max_nat=floor.max_nat * COLD_FACTOR,
-            pairs=floor.pairs,
-            steps=floor.steps,
-            parted=floor.parted,
-            margin_nat=floor.margin_nat * COLD_FACTOR,
-            unusable=floor.unusable,
-            first_problem=floor.first_problem,
-        )
-
-    def check(self) -> list[r.Finding]:
-        """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on."""
-        widest = max(self.native_concurrent.max_nat, self.cold_limit_concurrent.max_nat)
-        floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
-        return answers.check_sensitivity(
-            self.planted, floor, ABSOLUTE_MINIMUM_NAT, factor=1.0, at_least=max(1, len(self.planted))
-        )
-
-    def numbers(self) -> dict[str, Any]:
-        """As shown in a verdict."""
-        return {
-            "native_floor_nat": self.native.max_nat,
-            "native_floor_pairs": self.native.pairs,
-            "cold_floor_nat": self.cold.max_nat,
-            "cold_floor_pairs": self.cold.pairs,
-            "native_floor_concurrent_nat": self.native_concurrent.max_nat,
-            "cold_floor_concurrent_nat": self.cold_concurrent.max_nat,
-            "planted_nat": {where: d.max_nat for where, d in self.planted.items()},
-        }
-
-
 # Arms ---------------------------------------------------------------------------------------------------------------
 
 
 def judge_arms(
-    gate: Gate, history: History, *, extra: Sequence[r.Finding] = (), numbers: dict[str, Any] | None = None
+    gate: Gate,
+    history: History,
+    *,
+    arm: str = "external",
+    extra: Sequence[r.Finding] = (),
+    numbers: dict[str, Any] | None = None,
 ) -> r.Verdict:
     """Judge every prompt of a case that was sent through arms: hits, sums, bytes, answers, logs.
 
+    arm: what is judged: ``external`` against native and cold, or ``native`` against cold (a stack without a pool).
     extra: findings of the gate's own (they take part in the order).
     """
     oracle = Oracle(history)
@@ -213,23 +100,23 @@ def judge_arms(
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "liveness": lambda: liveness.check_liveness(observed),
         "clock": lambda: liveness.check_clock(observed),
-        "oracle": oracle.check,
-        "answers": lambda: _answers(history, oracle),
+        "oracle": lambda: oracle.check(planted=arm == "external"),
+        "answers": lambda: _answers(history, oracle, arm),
         "hits": lambda: _hits(history, measured),
         "accounting": lambda: _accounting(history, measured),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
     findings = ordered([*run(checks), *extra])
-    external = [o for o in measured if o.role.startswith("external")]
-    got = _tokens(history, external)
-    wanted = {o.request_id: expected_external(history, o) for o in external}
+    judged = [o for o in measured if _tag(o.role)[0] == arm]
+    got = [_tokens(history, o, arm) for o in judged]
+    wanted = [expected_external(history, o) if arm == "external" else expected_local(history, o) for o in judged]
     return gate.verdict(
         history,
         outcome_of(findings),
         findings=findings,
-        got=findings[0].message if findings else f"external tokens {list(got.values())}, answers equal",
-        wanted=f"external tokens {list(wanted.values())}; the native answer within {oracle.native.max_nat:.3g} nat",
+        got=findings[0].message if findings else f"{arm} tokens {got}, answers equal",
+        wanted=f"{arm} tokens {wanted}; the native answer within {oracle.native.max_nat:.3g} nat",
         numbers={**oracle.numbers(), **_ttft(observed), **(numbers or {})},
         notes=_cold_notes(history, oracle),
         **explanation(history, findings),
@@ -281,12 +168,9 @@ def delta_of(history: History, o: r.Observation) -> dict[str, float] | None:
     return history.delta(o.engine, f"{o.request_id}:before", f"{o.request_id}:after")
 
 
-def _tokens(history: History, observations: Sequence[r.Observation]) -> dict[str, int]:
-    out = {}
-    for o in observations:
-        delta = delta_of(history, o)
-        out[o.request_id] = -1 if delta is None else int(delta.get("prompt_tokens.external", -1))
-    return out
+def _tokens(history: History, o: r.Observation, arm: str) -> int:
+    delta = delta_of(history, o) or {}
+    return int(delta.get("prompt_tokens.external" if arm == "external" else "prompt_tokens.local", -1))
 
 
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
@@ -324,7 +208,9 @@ def _pairs(history: History, kind: str, reference: str) -> list[answers.Pair]:
     ]
 
 
-def _answers(history: History, oracle: Oracle) -> list[r.Finding]:
+def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
+    if arm == "native":
+        return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
     native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
     found = answers.judge_external_vs_native(native, oracle.native)
     cold = _pairs(history, "external", "cold")

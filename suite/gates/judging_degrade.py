@@ -10,7 +10,8 @@ from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import Oracle, explanation, ordered, visible_findings
+from suite.gates.judging import explanation, ordered, visible_findings
+from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
 
 VICTIM, BYSTANDER, BASELINE, CONTROL, MAXIMUM = "victim", "bystander", "baseline", "control", "maximum-length"

@@ -52,6 +52,39 @@ class Boundary(Gate):
         return judge_arms(self, history)
 
 
+class Local(Gate):
+    """Claim: an engine's own prefix cache covers exactly the whole blocks, and answers like the cold request.
+
+    The baseline of everything else: where this fails, reuse from a pool would be blamed for what the engine does alone.
+    How it can lie: as P.boundary, without a pool.
+    Oracle: exact local token counts; native against cold, within the cold floor.
+    Turns red: a prefix cache that serves one block too many, or another prompt's block.
+    """
+
+    id = "P.local"
+    claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
+    needs_pool = False
+    min_engines = 1
+
+    def cases(self) -> Iterable[Case]:
+        for blocks in (1, 3, 62):
+            for name, length in boundary_lengths(blocks, 32).items():
+                yield Case(f"{self.id}.{name}", {"blocks": blocks, "offset": length - 32 * blocks}, smoke=blocks == 3)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        engine = stack.names[case.params["blocks"] % len(stack.names)]
+        tokens = case.params["blocks"] * stack.engines[engine].facts.block_tokens + case.params["offset"]
+        prompt = stack.prompts(case.id).fresh("x", tokens)
+        with stack.phase(case.id, "local"):
+            stack.save(engine, prompt, role="cold")
+            stack.ask_measured(engine, prompt, "native")
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_arms(self, history, arm="native")
+
+
 class Divergent(Gate):
     """Claim: a prompt that leaves another one inside a block reuses the blocks before that one, and no more.
 
@@ -151,6 +184,7 @@ def _slices(history: History) -> dict[str, Any]:
 
 
 BOUNDARY = Boundary()
+LOCAL = Local()
 DIVERGENT = Divergent()
 LOAD_SIZE = LoadSize()
 
@@ -158,6 +192,11 @@ LOAD_SIZE = LoadSize()
 @gate_cases(BOUNDARY)
 def test_boundary(run_case: Any, case: Case) -> None:
     run_case(BOUNDARY, case)
+
+
+@gate_cases(LOCAL)
+def test_local(run_case: Any, case: Case) -> None:
+    run_case(LOCAL, case)
 
 
 @gate_cases(DIVERGENT)

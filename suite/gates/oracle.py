@@ -1,0 +1,142 @@
+"""The answer oracle of a stack: its noise floors and its sensitivity, from the calibration that ``suite.gates.arms`` sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reports import records as r
+from reports.history import History
+from suite.checks import answers
+from suite.gates.arms import CALIBRATION, positions
+
+ABSOLUTE_MINIMUM_NAT = 0.01
+"""A planted wrong block must move a log probability by at least this much (nat), whatever the floor. bfloat16 has
+8 bits of mantissa: logits of size 8 to 16 are 1/16 apart, so a visible change is far above this."""
+
+COLD_FACTOR = 2.0
+"""The cold arm's limit over its floor. The floor is the largest of some dozens of samples of honest numeric noise; the
+largest of as many again may exceed it. The oracle is declared blind unless planted blocks exceed this same limit."""
+
+POSITIONS = tuple(positions(3))
+
+
+def calibration_records(history: History) -> list[r.Record]:
+    """Records of the newest calibration of the case's stack, wherever in the run it was made."""
+    everything = [*history.before, *history.records]
+    stack = history.stack
+    begin = 0
+    for i, rec in enumerate(everything):
+        if isinstance(rec, r.StackUp) and stack is not None and rec.stack_id == stack.stack_id:
+            begin = i
+    return everything[begin:]
+
+
+class Oracle:
+    """Floors and sensitivity measured on the case's stack."""
+
+    def __init__(self, history: History) -> None:
+        records = calibration_records(history)
+        seen = [x for x in records if isinstance(x, r.Observation) and x.case_id == CALIBRATION]
+        self.native = self._native(seen, "floor-native")
+        """Requests alone on their engine, as the arms send them."""
+        self.cold = self._cold(seen, "")
+        self.native_concurrent = self.native.merged(self._native(seen, "floor-native-concurrent"))
+        """Requests beside others: they share batches, whose shapes differ from run to run."""
+        self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
+        self.planted = self._planted(records, seen)
+        self.contrast = self._contrast(seen)
+
+    @staticmethod
+    def _by_prompt(seen: Sequence[r.Observation], role: str) -> list[list[r.Observation]]:
+        groups: dict[tuple[int, ...], list[r.Observation]] = {}
+        for o in seen:
+            if o.role == role:
+                groups.setdefault(o.prompt_token_ids, []).append(o)
+        return list(groups.values())
+
+    def _native(self, seen: Sequence[r.Observation], role: str) -> answers.Floor:
+        pairs = [(group[0], other) for group in self._by_prompt(seen, role) for other in group[1:]]
+        return answers.native_floor(pairs)
+
+    def _cold(self, seen: Sequence[r.Observation], suffix: str) -> answers.Floor:
+        natives = {g[0].prompt_token_ids: g[0] for g in self._by_prompt(seen, f"floor-native{suffix}")}
+        pairs = [
+            (cold, natives[cold.prompt_token_ids])
+            for group in self._by_prompt(seen, f"floor-cold{suffix}")
+            for cold in group
+            if cold.prompt_token_ids in natives
+        ]
+        return answers.cold_floor(pairs)
+
+    @staticmethod
+    def _contrast(seen: Sequence[r.Observation]) -> dict[str, answers.Difference]:
+        reference = next((o for o in seen if o.role == "contrast-reference"), None)
+        changed = {o.role.removeprefix("contrast/"): o for o in seen if o.role.startswith("contrast/")}
+        if reference is None:
+            return {}
+        return {where: answers.compare(o, reference, same_prompt=False) for where, o in changed.items()}
+
+    @staticmethod
+    def _planted(records: Sequence[r.Record], seen: Sequence[r.Observation]) -> dict[str, answers.Difference]:
+        """Differences by position; only blocks that were provably replaced and then read count as planted."""
+        references = {o.prompt_token_ids: o for o in seen if o.role == "planted-reference"}
+        answered = {o.request_id: o for o in seen if o.role == "planted"}
+        found: dict[str, answers.Difference] = {}
+        for fact in records:
+            if not isinstance(fact, r.Fact) or fact.name != "planted-block":
+                continue
+            replaced = fact.value["replaced"]
+            landed = replaced and replaced["put"] == 0 and replaced["before"] != replaced["after"]
+            answer = answered.get(fact.value["request_id"])
+            reference = references.get(answer.prompt_token_ids) if answer else None
+            if landed and answer and reference and answer.cached_tokens:
+                found[fact.value["where"]] = answers.compare(answer, reference)
+        return found
+
+    @property
+    def cold_limit(self) -> answers.Floor:
+        """Limit of the cold arm for requests that were alone: the cold floor widened by ``COLD_FACTOR``."""
+        return self._widened(self.cold)
+
+    @property
+    def cold_limit_concurrent(self) -> answers.Floor:
+        """Limit of the cold arm for requests beside others; ``check`` makes sure that planted blocks exceed it."""
+        return self._widened(self.cold_concurrent)
+
+    @staticmethod
+    def _widened(floor: answers.Floor) -> answers.Floor:
+        return answers.Floor(
+            kind="cold",
+            max_nat=floor.max_nat * COLD_FACTOR,
+            pairs=floor.pairs,
+            steps=floor.steps,
+            parted=floor.parted,
+            margin_nat=floor.margin_nat * COLD_FACTOR,
+            unusable=floor.unusable,
+            first_problem=floor.first_problem,
+        )
+
+    def check(self, planted: bool = True) -> list[r.Finding]:
+        """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on.
+
+        planted False: for a stack without a pool, where nothing can be planted; a prompt with one other block stands
+        in (``contrast``), which shows that the model's answers depend on every block at all.
+        """
+        widest = max(self.native_concurrent.max_nat, self.cold_limit_concurrent.max_nat)
+        floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
+        seen = self.planted if planted else self.contrast
+        return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=1.0, at_least=len(POSITIONS))
+
+    def numbers(self) -> dict[str, Any]:
+        """As shown in a verdict."""
+        return {
+            "native_floor_nat": self.native.max_nat,
+            "native_floor_pairs": self.native.pairs,
+            "cold_floor_nat": self.cold.max_nat,
+            "cold_floor_pairs": self.cold.pairs,
+            "native_floor_concurrent_nat": self.native_concurrent.max_nat,
+            "cold_floor_concurrent_nat": self.cold_concurrent.max_nat,
+            "contrast_nat": {where: d.max_nat for where, d in self.contrast.items()},
+            "planted_nat": {where: d.max_nat for where, d in self.planted.items()},
+        }
