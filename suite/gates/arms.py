@@ -144,12 +144,11 @@ def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label:
     save()
     new = sorted(stack.keys() - before)
     (replicas,) = stack.store_tool([{"op": "owners", "keys": new}])
-    listening = {
-        address: unit for unit, address in (line.split(" ", 1) for line in stack.snapshot_sockets(label).listening)
-    }
+    # By port alone: the store lists the address a client advertises, the kernel the one it binds (all interfaces).
+    units = {line.rsplit(":", 1)[1]: line.split(" ", 1)[0] for line in stack.snapshot_sockets(label).listening}
     counts: dict[str, int] = {}
     for endpoints in replicas.values():
         for endpoint in endpoints:
-            unit = listening.get(endpoint, f"unknown {endpoint}")
+            unit = units.get(endpoint.rsplit(":", 1)[-1], f"unknown {endpoint}")
             counts[unit] = counts.get(unit, 0) + 1
     stack.fact("owners", {"label": label, "saver": owner, "blocks": len(new), "held_by": counts})
