@@ -10,15 +10,16 @@ STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(
 
 FAMILY = f"""
 import os, subprocess, sys
-# 1: a plain child. 2: a child in a session of its own whose parent ended at once (reparented, other session).
-# 3: the same, without any environment but still in the unit's session.
-child = subprocess.Popen([sys.executable, "-S", "-c", {ENDLESS!r}])
+# 1: a child in a session of its own without any environment: only its parent leads to it.
+child = subprocess.Popen([sys.executable, "-S", "-c", {ENDLESS!r}], env={{}}, start_new_session=True)
+# 2: reparented, in a session of its own: only the marker leads to it.
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.execv(sys.executable, [sys.executable, "-S", "-c", {ENDLESS!r}])
     os._exit(0)
 os.wait()
+# 3: reparented, without any environment: only the session leads to it.
 if os.fork() == 0:
     if os.fork() == 0:
         os.execve(sys.executable, [sys.executable, "-S", "-c", {ENDLESS!r}], {{}})
@@ -38,6 +39,26 @@ print(memory.name, "sem." + semaphore._semlock.name.strip("/"), flush=True)
 {ENDLESS}
 """
 """Holds a shared-memory segment and a named semaphore, and removes neither when it is killed. Prints their file names."""
+
+LATE_SHARER = f"""
+import signal
+from multiprocessing.shared_memory import SharedMemory
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("up", flush=True)
+signal.sigwait([signal.SIGUSR1])
+memory = SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+{ENDLESS}
+"""
+"""Makes its shared memory when SIGUSR1 arrives, and then prints its file name."""
+
+STUBBORN_ORPHAN = f"""
+import os
+if os.fork() == 0:
+    exec({STUBBORN!r})
+{ENDLESS}
+"""
+"""A first process with a child that ignores SIGTERM."""
 
 RUNNER = """
 import json, os, signal, sys
@@ -80,8 +101,10 @@ from fixtures.runtimes.process import ProcessRuntime
 runtime = ProcessRuntime(Path(sys.argv[1]), guard=False)
 port = runtime.lease_port()
 if os.fork() == 0:
-    assert runtime.close() == []
-    print(port, flush=True)
+    try:
+        runtime.close()
+    finally:
+        print(port, flush=True)
 signal.pause()
 """
 """A run that forks; its child tries to close it: FORKER <folder>."""

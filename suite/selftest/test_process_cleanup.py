@@ -31,7 +31,7 @@ from suite.selftest.process_helpers import (
     until,
     wait_dead,
 )
-from suite.selftest.runtime_programs import ENDLESS, FAMILY, FORKER, SHARER, STUBBORN
+from suite.selftest.runtime_programs import ENDLESS, FAMILY, FORKER, LATE_SHARER, SHARER, STUBBORN
 
 pytestmark = pytest.mark.selftest
 
@@ -151,6 +151,33 @@ def test_a_dead_run_is_cleaned_even_if_its_units_are_dead_too(state: Path, tmp_p
         assert shm_told(told) <= set(own_files())
         clean_dead_runs(state)
         assert not shm_told(told) & set(own_files())
+
+
+def test_what_a_unit_made_after_its_run_was_killed_is_cleaned(state: Path, tmp_path: Path) -> None:
+    with runner(tmp_path, e0=LATE_SHARER) as (run, told):
+        run.kill()
+        run.wait()
+        assert proc.send(processes_of(told)[0], signal.SIGUSR1)
+        log = tmp_path / "e0" / "log.txt"
+        until(lambda: "psm_" in log.read_text())
+        name = log.read_text().split()[-1]
+        assert name in own_files()
+        clean_dead_runs(state)
+        assert name not in own_files()
+
+
+def test_a_process_that_only_the_journal_knows_is_cleaned(state: Path, tmp_path: Path) -> None:
+    with runner(tmp_path, e0=FAMILY) as (run, told):
+        run.kill()
+        run.wait()
+        everyone = set(processes_of(told))
+        unmarked = {who for who in everyone if not Path(f"/proc/{who.pid}/environ").read_bytes()}
+        for who in everyone - unmarked:
+            assert proc.send(who, signal.SIGKILL)
+        until(lambda: {who for who in everyone if is_alive(who)} == unmarked)
+        assert len(unmarked) == 2
+        clean_dead_runs(state)
+        assert not any(map(is_alive, unmarked))
 
 
 def test_two_janitors_do_not_clean_the_same_run(state: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from suite.selftest.process_helpers import (
     wait_dead,
     wait_members,
 )
-from suite.selftest.runtime_programs import ENDLESS, FAMILY, STUBBORN
+from suite.selftest.runtime_programs import ENDLESS, FAMILY, STUBBORN, STUBBORN_ORPHAN
 
 pytestmark = pytest.mark.selftest
 
@@ -149,14 +149,15 @@ def test_the_tree_is_found_by_parent_session_and_marker(runtime: ProcessRuntime,
     assert unit.exit_code() == -signal.SIGKILL
 
 
-def test_reparented_processes_are_found_by_somebody_who_never_saw_them(runtime: ProcessRuntime, tmp_path: Path) -> None:
+def test_the_marker_leads_to_reparented_processes_never_seen_before(runtime: ProcessRuntime, tmp_path: Path) -> None:
     unit = start(runtime, tmp_path, FAMILY)
     wait_members(unit, 4)
     everyone = set(ids(unit))
+    assert {stat.id for stat in proc.find_tree(unit.marker)} == everyone
     assert proc.send(ids(unit)[0], signal.SIGKILL)
     wait_dead(unit)
-    found = {stat.id for stat in proc.find_tree(unit.marker)}
-    assert len(found & everyone) == len(found) == 3
+    (found,) = proc.find_tree(unit.marker)
+    assert found.id in everyone
     assert not proc.find_tree(unit.marker[:-1]), "a marker is not matched by its beginning"
 
 
@@ -227,6 +228,16 @@ def test_orphans_of_a_dead_unit_are_stopped_and_named(
     assert not any(map(is_alive, tree))
 
 
+def test_what_ignores_both_requests_is_named_once(
+    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixtures.runtimes.unit.OUTLIVE_S", 0.05)
+    unit = start(runtime, tmp_path, STUBBORN_ORPHAN)
+    _, orphan = unit.processes()
+    leftovers = runtime.stop(unit, 0.5)
+    assert leftovers == [f"e0: process {orphan.pid} ({orphan.title}) did not end within 0.5 s: killed"]
+
+
 def test_close_stops_everything_and_leaves_no_state(
     runtime: ProcessRuntime, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,10 +265,13 @@ def test_close_finds_a_process_that_no_handle_knows(runtime: ProcessRuntime, sta
     stray_marker = unit.marker.replace("/e0/1", "/e1/2")  # as an interrupt between fork and bookkeeping leaves it
     command = [sys.executable, "-S", "-c", ENDLESS]
     with subprocess.Popen(command, env={proc.MARKER: stray_marker}, start_new_session=True) as stray:
-        until(lambda: proc.carries_marker(stray.pid, stray_marker))
-        (leftover,) = runtime.close(BOUND_S)
-        assert leftover.startswith(f"process {stray.pid} (")
-        assert stray.wait() == -signal.SIGKILL
+        try:
+            until(lambda: proc.carries_marker(stray.pid, stray_marker))
+            (leftover,) = runtime.close(BOUND_S)
+            assert leftover.startswith(f"process {stray.pid} (")
+            assert stray.wait(BOUND_S) == -signal.SIGKILL
+        finally:
+            stray.kill()
 
 
 # Cost ---------------------------------------------------------------------------------------------------------------
