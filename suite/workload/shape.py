@@ -108,6 +108,11 @@ def with_sessions(requests: Iterable[TraceRequest], block_tokens: int) -> Iterat
         yield request if request.session is not None else replace(request, session=session)
 
 
+def without_sessions(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """Requests as Mooncake's traces have them, without the field ``session``."""
+    return (request if request.session is None else replace(request, session=None) for request in requests)
+
+
 def sample_sessions(requests: Iterable[TraceRequest], part: float, seed: int = 0) -> Iterator[TraceRequest]:
     """About ``part`` of the sessions, whole ones, chosen by seed. Requests without a session stand for themselves: see ``with_sessions``."""
     if not 0 < part <= 1:
