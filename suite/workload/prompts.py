@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 FIRST_TOKEN = 3
-"""Ids below are left out: tokenizers put padding and end-of-text there."""
+"""Ids below, and the last one, are left out: tokenizers put padding and end-of-text there."""
 
 Prompt = tuple[int, ...]
 
@@ -28,7 +28,7 @@ class PromptMaker:
         if tokens < 1:
             raise ValueError(f"a prompt has at least one token, not {tokens}")
         rng = random.Random(f"{self.seed}/{label}")
-        return tuple(rng.randrange(FIRST_TOKEN, self.vocab_size) for _ in range(tokens))
+        return tuple(rng.randrange(FIRST_TOKEN, self.vocab_size - 1) for _ in range(tokens))
 
     def extended(self, prompt: Prompt, label: str, tokens: int) -> Prompt:
         """``prompt`` followed by fresh tokens up to ``tokens`` in all (the next turn of a conversation)."""
@@ -46,7 +46,7 @@ class PromptMaker:
             raise ValueError(f"token {at} is outside the common part of {len(prompt)} and {length} tokens")
         rest = list(self.fresh(f"{label}/branch{at}", length - at))
         if rest[0] == prompt[at]:
-            rest[0] = FIRST_TOKEN + (rest[0] - FIRST_TOKEN + 1) % (self.vocab_size - FIRST_TOKEN)
+            rest[0] = FIRST_TOKEN + (rest[0] - FIRST_TOKEN + 1) % (self.vocab_size - 1 - FIRST_TOKEN)
         return prompt[:at] + tuple(rest)
 
 
