@@ -34,7 +34,9 @@ def build(target: Target, out: Path, wheelhouse: Path, part_mib: int) -> None:
     base = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     closure = resolve(target, [*target.spec.want, *base], pip_fetch(target, wheelhouse, say))
     fetched = sum(wheel.stat().st_size for wheel in closure.wheels.values())
-    say(f"{len(closure.wheels)} wheels to bring ({fetched >> 20} MiB), {len(closure.on_host)} distributions used of the host")
+    say(
+        f"{len(closure.wheels)} wheels to bring ({fetched >> 20} MiB), {len(closure.on_host)} distributions used of the host"
+    )
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=out) as scratch:

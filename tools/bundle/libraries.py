@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tools.bundle.target import BundleError
 
-OF_GLIBC = re.compile(r"^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libgcc_s|libstdc\+\+)\.so")
+OF_GLIBC = re.compile(
+    r"^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libgcc_s|libstdc\+\+)\.so"
+)
 """Never carried: they belong to the host's loader, and every host that runs Python has them."""
 
 

@@ -84,13 +84,13 @@ def _compressed(path: Path) -> Iterator[IO[bytes]]:
     program = shutil.which("xz")
     if program is None:
         packed = path.with_suffix(".xz")
-        with path.open("rb") as source, lzma.open(packed, "wb", preset=6) as sink:
+        with path.open("rb") as source, lzma.open(packed, "wb", preset=9) as sink:
             shutil.copyfileobj(source, sink, CHUNK_BYTES)
         with packed.open("rb") as stream:
             yield stream
         packed.unlink()
         return
-    with subprocess.Popen([program, "-6", "--threads=0", "--stdout", str(path)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([program, "-9", "--threads=0", "--stdout", str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield process.stdout
     if process.returncode:

@@ -74,7 +74,9 @@ def _fits(wheel: Path | None, demand: Demand) -> bool:
     return wheel is not None and demand.specifier.contains(parse_wheel_filename(wheel.name)[1], prereleases=True)
 
 
-def _demands(target: Target, roots: list[Requirement], wheels: dict[NormalizedName, Path]) -> dict[NormalizedName, Demand]:
+def _demands(
+    target: Target, roots: list[Requirement], wheels: dict[NormalizedName, Path]
+) -> dict[NormalizedName, Demand]:
     """Who asks for what, walking from the roots through the wheels at hand."""
     demands: dict[NormalizedName, Demand] = {}
     queue = [("want", root) for root in roots]
@@ -110,7 +112,9 @@ def _closure(target: Target, demands: dict[NormalizedName, Demand], wheels: dict
             line = f"{name} {version}, asked for {demand.specifier} by {', '.join(sorted(demand.by))}"
             (unmet if name in accepted else refused).append(line)
     if refused:
-        raise BundleError(f"{target.spec.name}: the host has " + "; ".join(refused) + " (say why that is fine in [accept])")
+        raise BundleError(
+            f"{target.spec.name}: the host has " + "; ".join(refused) + " (say why that is fine in [accept])"
+        )
     reasons = {canonicalize_name(name): reason for name, reason in target.spec.leave_out.items()}
     left_out = {name: reasons[name] for name in demands if name in reasons}
     return Closure(wheels, on_host, left_out, unmet, demands)

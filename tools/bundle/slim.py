@@ -53,7 +53,9 @@ def unpack(wheels: Iterable[Path], site: Path, target: Target) -> Cuts:
         _slim_library(library, str(library.relative_to(site)), target, cuts)
     unused = sorted({*target.spec.drop, *target.spec.strip} - cuts.used_globs)
     if unused:
-        raise BundleError(f"{target.spec.name}: {unused[0]!r} of [drop] or [strip] matches no file of any wheel; remove it")
+        raise BundleError(
+            f"{target.spec.name}: {unused[0]!r} of [drop] or [strip] matches no file of any wheel; remove it"
+        )
     return cuts
 
 

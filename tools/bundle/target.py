@@ -68,7 +68,13 @@ class Target:
         newest = int(self.spec.glibc.partition(".")[2])
         machine = self.spec.machine
         modern = [f"manylinux_2_{level}_{machine}" for level in range(newest, OLDEST_MANYLINUX - 1, -1)]
-        return [*modern, f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
+        return [
+            *modern,
+            f"manylinux2014_{machine}",
+            f"manylinux2010_{machine}",
+            f"manylinux1_{machine}",
+            f"linux_{machine}",
+        ]
 
     @property
     def environment(self) -> dict[str, str]:
