@@ -1,0 +1,255 @@
+"""A MooncakeStoreConnector that lies on request: one fault at a time, at a chosen rate, switchable while the engine runs.
+
+Loaded by vLLM itself (spec: ``connector = 'custom'``, ``connector_name = 'LyingConnector'``, ``connector_module_path =
+'suite.defects.lying_connector'``). ``kv_connector_extra_config`` takes the usual options, and ``defect``, ``rate``,
+``delay_s``, ``seed`` for the start; later the control file says (``suite.defects.switch``). With no defect, or at rate 0,
+every call goes to the honest connector with the very arguments that vLLM gave.
+
+Faults of loads and saves sit in ``LyingStore``, a wrapper of the store client: the connector's own threads, counters and
+locks stay as they are. Faults of counting and keying sit in the scheduler's half. Written against vLLM 0.32.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.connector import MooncakeStoreConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
+    MooncakeStoreWorkerMetadata,
+    TailKeyBoundary,
+)
+
+from suite.defects.lying_store import CALLS, LOADS, SAVES, LyingStore
+from suite.defects.switch import Setting, Switch
+
+STORM_LOOKUPS = 40
+"""Lookups of one request under ``lookup-storm``."""
+
+_REQUESTS = frozenset(
+    {
+        "block-too-many",
+        "block-too-few",
+        "ignored-salt",
+        "short-key",
+        "denied-hit",
+        "doubled-bytes",
+        "lookup-storm",
+        "lookup-hang",
+        "never-finished",
+        "leak-on-cancel",
+        "pinned-save",
+    }
+)
+"""Lies about whole requests, told by ``LyingConnector`` itself."""
+
+DEFECTS = frozenset({*LOADS, *CALLS, *SAVES, *_REQUESTS})
+"""Every defect this connector has."""
+
+
+class RequestView:
+    """A request whose block hashes are others; everything else is the request's own."""
+
+    def __init__(self, request: Any, block_hashes: list[bytes], **changes: Any) -> None:
+        self._request = request
+        self.block_hashes = block_hashes
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+def without_salt(request: Any) -> Any:
+    """The request as it would be keyed without its salt."""
+    view = RequestView(request, [], cache_salt=None)
+    view.block_hashes += request._block_hasher(view)
+    return view
+
+
+def with_short_keys(request: Any) -> Any:
+    """The request with each block keyed by the blocks before it: its own tokens are not in its key (the first's are)."""
+    own = list(request.block_hashes)
+    short = [hashlib.sha256(b"next after" + before).digest() for before in own[:-1]]
+    return RequestView(request, own[:1] + short)
+
+
+class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
+    """See the module's docstring."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        directory = Path(os.environ["MOONCAKE_CONFIG_PATH"]).parent
+        is_scheduler = role == KVConnectorRole.SCHEDULER
+        self._extra_tokens: dict[str, int] = {}
+        self._views: dict[str, Any] = {}
+        self._withheld: set[str] = set()
+        self._released: set[str] = set()
+        self._withheld_saves: dict[int, int] = {}
+        self._released_saves: dict[int, int] = {}
+        self._ended: set[str] = set()
+        self._generation = 0
+        name = "scheduler" if is_scheduler else "worker"
+        self._switch = Switch(directory, name, Setting.of(extra), DEFECTS, settle=self._settle)
+        if not is_scheduler:
+            worker = self.connector_worker
+            worker.store = LyingStore(worker.store, self._switch)
+            honest = worker._record_kv_connector_operation
+            worker._record_kv_connector_operation = lambda *args, **kw: self._record(honest, *args, **kw)
+
+    def _settle(self) -> None:
+        worker = self.connector_worker
+        if worker is not None and worker.store is not None:
+            worker.store.settle()
+
+    # Scheduler's half -----------------------------------------------------------------------------------------------
+    def _keyed(self, request: Any) -> Any:
+        """The request as this connector keys it; the same for all its life."""
+        known = self._views.get(request.request_id)
+        if known is not None:
+            return known
+        defect = self._switch.now.defect
+        if not request.block_hashes or defect not in ("ignored-salt", "short-key"):
+            return request
+        if defect == "ignored-salt" and not request.cache_salt:
+            return request
+        if not self._switch.chosen_by(request.block_hashes[0]):
+            return request
+        view = without_salt(request) if defect == "ignored-salt" else with_short_keys(request)
+        self._views[request.request_id] = view
+        return view
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        switch = self._switch
+        keyed = self._keyed(request)
+        if switch.lies("lookup-hang") and switch.choose(1):
+            switch.told(1)
+            switch.changed.wait()
+        if switch.lies("lookup-storm") and request.block_hashes and switch.choose(1):
+            for _ in range(STORM_LOOKUPS):
+                self.connector_scheduler.client.lookup(request.request_id, request.num_tokens, request.block_hashes)
+            switch.told(1)
+        tokens, is_async = super().get_num_new_matched_tokens(keyed, num_computed_tokens)
+        if not tokens:
+            return tokens, is_async
+        if keyed is not request:
+            switch.told(tokens // self.connector_scheduler._block_size)
+        if switch.lies("denied-hit") and switch.choose(1):
+            self.connector_scheduler.load_specs.pop(request.request_id)
+            switch.told(1)
+            return 0, False
+        if switch.lies("block-too-many") and switch.choose(1):
+            return self._one_more(request, num_computed_tokens, tokens), is_async
+        if switch.lies("block-too-few") and switch.choose(1):
+            tokens = self._one_less(request, tokens)
+            return tokens, is_async and tokens > 0
+        return tokens, is_async
+
+    def _one_more(self, request: Any, computed: int, tokens: int) -> int:
+        """Claim the block after the last hit too, as far as the prompt goes. The worker fills it with another's block."""
+        more = min(self.connector_scheduler._block_size, request.num_tokens - computed - tokens)
+        self.connector_scheduler.load_specs[request.request_id].kvpool_cached_tokens += more
+        self._extra_tokens[request.request_id] = more
+        return tokens + more
+
+    def _one_less(self, request: Any, tokens: int) -> int:
+        """Claim one block less than is there."""
+        block = self.connector_scheduler._block_size
+        self._switch.told(1)
+        if tokens <= block:
+            self.connector_scheduler.load_specs.pop(request.request_id)
+            return 0
+        spec = self.connector_scheduler.load_specs[request.request_id]
+        spec.kvpool_cached_tokens -= block
+        spec.tail_key_boundaries = tuple(
+            TailKeyBoundary(b.group_id, spec.kvpool_cached_tokens) for b in spec.tail_key_boundaries
+        )
+        return tokens - block
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(self._keyed(request), blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        for request_id in scheduler_output.finished_req_ids:
+            self._views.pop(request_id, None)
+            self._extra_tokens.pop(request_id, None)
+        for request in meta.requests:
+            more = self._extra_tokens.pop(request.req_id, 0) if request.load_spec is not None else 0
+            if more:
+                request.load_spec.kvpool_cached_tokens -= more
+                request.claimed_tokens = request.load_spec.kvpool_cached_tokens + more
+        return meta
+
+    # Worker's half --------------------------------------------------------------------------------------------------
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        for cache in kv_caches.values():
+            self.connector_worker.store.memory.add(cache if isinstance(cache, torch.Tensor) else cache[0])
+        super().register_kv_caches(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for request in self._get_connector_metadata().requests:
+            if getattr(request, "claimed_tokens", 0):
+                self._fill_claimed(request)
+        super().start_load_kv(forward_context, **kwargs)
+
+    def _fill_claimed(self, request: Any) -> None:
+        worker = self.connector_worker
+        database = worker.token_dbs[0]
+        first = request.load_spec.kvpool_cached_tokens // database.block_size
+        last = -(-request.claimed_tokens // database.block_size)
+        for index in range(first, last):
+            addresses, sizes = database.prepare_value_for_block(request.block_ids[0][index])
+            keys = [database.key_for(h) for h in request.block_hashes]
+            if not worker.store.foreign_into(keys, addresses, sizes):
+                for view in worker.store.memory.views(addresses, sizes):
+                    view.zero_()
+            self._switch.told(1)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        self._ended |= finished_req_ids
+        self._release()
+        withheld: set[str] = set()
+        if self._switch.lies("never-finished"):
+            withheld = set(self._of(sorted(results.finished_recving)))
+        elif self._switch.lies("leak-on-cancel"):
+            withheld = set(self._of(sorted(results.finished_recving & self._ended)))
+        self._withheld |= withheld
+        self._switch.told(len(withheld))
+        released, self._released = self._released, set()
+        return replace(results, finished_recving=(results.finished_recving - withheld) | released)
+
+    def _of(self, items: Sequence[Any]) -> list[Any]:
+        return [items[i] for i in self._switch.choose(len(items))] if items else []
+
+    def _release(self) -> None:
+        """With another generation, what was withheld is reported after all: the next case gets a whole engine."""
+        if self._generation != self._switch.now.generation:
+            self._generation = self._switch.now.generation
+            self._released, self._withheld = self._withheld, set()
+            self._released_saves, self._withheld_saves = self._withheld_saves, {}
+
+    def build_connector_worker_meta(self) -> Any:
+        meta = super().build_connector_worker_meta()
+        self._release()
+        released, self._released_saves = self._released_saves, {}
+        completed = dict(meta.completed_saves) if meta is not None else {}
+        if self._switch.lies("pinned-save"):
+            for job in self._of(sorted(completed)):
+                self._withheld_saves[job] = completed.pop(job)
+                self._switch.told(1)
+        completed |= released
+        return MooncakeStoreWorkerMetadata(completed_saves=completed) if completed else None
+
+    def _record(self, honest: Any, operation: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> None:
+        if operation == "load_get" and self._switch.lies("doubled-bytes") and self._switch.choose(1):
+            self._switch.told(1)
+            num_bytes *= 2
+        honest(operation, *args, num_bytes=num_bytes, **kwargs)
