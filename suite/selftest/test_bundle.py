@@ -232,6 +232,7 @@ def test_refuses_another_host_and_tells_what_is_missing(made_bundle: Path, tmp_p
     assert lacking.returncode == 1
     assert "MISSING no-such-thing>=1, asked for by app" in lacking.stdout
     assert "ModuleNotFoundError: No module named 'no_such_thing'" in lacking.stdout
+    assert "but 1 distributions are missing and 1 checks failed" in lacking.stdout
     occupied = tmp_path / "occupied"
     occupied.mkdir()
     (occupied / "precious").touch()
