@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,12 @@ BAD = [
     ("hash-id-gap", line(hash_ids=[0, 2]), 1, "hash id 2 appears before 1"),
     ("hash-id-gap", after(line(), hash_ids=[0, 9]), 2, "hash id 9 appears before 2"),
     ("hash-id-gap", line(hash_ids=[10**15, 10**15 + 1]), 1, f"hash id {10**15} appears before 0"),
-    ("other-prefix", after(line(), hash_ids=[1, 2]), 2, "hash id 1 comes as a first block here but came after 0 before"),
+    (
+        "other-prefix",
+        after(line(), hash_ids=[1, 2]),
+        2,
+        "hash id 1 comes as a first block here but came after 0 before",
+    ),
     ("other-prefix", after(line(), hash_ids=[2, 1]), 2, "hash id 1 comes after 2 here but came after 0 before"),
     ("beyond-model", line(output_length=1048), 1, "1000 + 1048 tokens are more than the model's 2047"),
 ]
@@ -65,7 +69,9 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("reason", "text", "number", "says"), BAD)
-def test_a_bad_line_is_named_by_file_line_and_cause(reason: str, text: str, number: int, says: str, trace: Path) -> None:
+def test_a_bad_line_is_named_by_file_line_and_cause(
+    reason: str, text: str, number: int, says: str, trace: Path
+) -> None:
     trace.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(UsageError) as caught:
         list(TraceReader(trace, RULES))
@@ -97,7 +103,13 @@ def test_every_reason_has_a_bad_line() -> None:
 
 def test_one_lost_line_does_not_cost_the_lines_after_it(trace: Path) -> None:
     """The ids of an unreadable line are missing from then on; that is its fault alone, and the result has no gap."""
-    lines = [line(), '{"broken', line(hash_ids=[0, 2, 4], input_length=1500), line(hash_ids=[0, 3]), line(hash_ids=[5, 6])]
+    lines = [
+        line(),
+        '{"broken',
+        line(hash_ids=[0, 2, 4], input_length=1500),
+        line(hash_ids=[0, 3]),
+        line(hash_ids=[5, 6]),
+    ]
     trace.write_text("\n".join(lines), encoding="utf-8")
     reader = TraceReader(trace, TraceRules(skip_bad=True))
     assert [r.hash_ids for r in reader] == [[0, 1], [0, 2, 3], [0, 4], [5, 6]]
@@ -119,7 +131,7 @@ def test_ids_of_any_kind_are_numbered_anew_when_asked(trace: Path) -> None:
 
 def test_an_id_under_two_prefixes_is_bad_however_ids_are_numbered(trace: Path) -> None:
     trace.write_text(f"{line(hash_ids=[90, 7])}\n{line(hash_ids=[80, 7])}\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="trace.jsonl:2: hash id 1 comes after 2 here but came after 0"):
+    with pytest.raises(UsageError, match=r"trace\.jsonl:2: hash id 1 comes after 2 here but came after 0"):
         list(TraceReader(trace, TraceRules(renumber=True)))
 
 
@@ -131,7 +143,7 @@ def test_a_file_without_a_request_is_bad_input(text: str, trace: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing.jsonl: No such file"):
+    with pytest.raises(UsageError, match=r"nothing\.jsonl: No such file"):
         list(TraceReader(tmp_path / "nothing.jsonl"))
     with pytest.raises(UsageError, match="Is a directory"):
         list(TraceReader(tmp_path))
@@ -161,7 +173,7 @@ def test_a_file_appears_only_when_it_is_complete(trace: Path) -> None:
     with pytest.raises(UsageError, match="half way"):
         write_trace(broken(), trace)
     assert trace.read_text(encoding="utf-8") == "before"
-    assert os.listdir(trace.parent) == [trace.name]
+    assert list(trace.parent.iterdir()) == [trace]
 
 
 def test_a_trace_can_be_written_over_itself(trace: Path) -> None:

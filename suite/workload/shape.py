@@ -89,7 +89,8 @@ def with_sessions(requests: Iterable[TraceRequest], block_tokens: int) -> Iterat
 
     A request goes on with the session whose latest prompt its own prompt contains whole (to the last whole block), where that session
     was the first to have that block: a block that came from elsewhere is a system prompt, and says nothing. Any other request begins a
-    session.
+    session. (The very first prompt with a system prompt, if it is nothing else, cannot be told from a first turn: the next request with
+    that system prompt is taken to go on with it.)
     """
     ends: dict[int, int] = {}
     seen_below = 0
