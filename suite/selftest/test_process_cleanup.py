@@ -248,14 +248,16 @@ def test_a_forked_child_neither_closes_the_run_nor_keeps_its_locks(
     unit = start(runtime, tmp_path, "print('up', flush=True)\n" + ENDLESS)
     command = [sys.executable, "-c", FORKER, str(tmp_path / "forker")]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, start_new_session=True) as forker:
-        assert forker.stdout is not None
-        port = int(forker.stdout.readline())  # written by the child, after it tried to close
-        assert (state / "ports" / str(port)).exists()
-        assert len(list((state / "runs").iterdir())) == 2
-        forker.kill()
-        forker.wait()
-        clean_dead_runs(state)
-        assert not (state / "ports" / str(port)).exists()
-        assert len(list((state / "runs").iterdir())) == 1, "only this test's own run is left"
-        os.killpg(forker.pid, signal.SIGKILL)
+        try:
+            assert forker.stdout is not None
+            port = int(forker.stdout.readline())  # written by the child, after it tried to close
+            assert (state / "ports" / str(port)).exists()
+            assert len(list((state / "runs").iterdir())) == 2
+            forker.kill()
+            forker.wait()
+            clean_dead_runs(state)
+            assert not (state / "ports" / str(port)).exists()
+            assert len(list((state / "runs").iterdir())) == 1, "only this test's own run is left"
+        finally:
+            os.killpg(forker.pid, signal.SIGKILL)
     assert unit.alive()
