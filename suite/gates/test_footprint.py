@@ -1,0 +1,185 @@
+"""Family O, footprint: what serving costs, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from reports import records as r
+from reports.history import History
+from suite.checks import degrade, liveness, logs, recovery
+from suite.checks.base import finding, run, too_few
+from suite.contract import Case, Gate, outcome_of
+from suite.gates import gate_cases
+from suite.gates.arms import calibrate
+from suite.gates.judging import explanation, ordered, visible_findings
+from suite.workload.prompts import reusable_tokens
+
+if TYPE_CHECKING:
+    from fixtures.stack import Stack
+
+PROMPTS = 4
+PROMPT_TOKENS = 2000
+
+CANCEL_AFTER_S = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
+"""Moments at which a request is cancelled. Over TCP on two cores a lookup of 62 blocks takes 1 ms, their load 10 to 100."""
+
+IDLE_BOUND_S = 10.0
+"""Bound for an idle engine to give its KV back: blocks are freed with a request's last step, saves lag by a second."""
+
+
+class Footprint(Gate):
+    """Claim: a request served from the pool costs few lookups and no more time than the budget of a degraded one, and
+    leaves no KV block behind, finished or cancelled.
+
+    How it can lie: the counter is read while requests still run; no request was really cancelled under way; nothing was
+    read from the pool.
+    Oracle: lookups counted around all requests of the reader; TTFT against cold requests of the same length on the same
+    engine; KV usage of the idle engine, which must be zero; afterwards a request of maximum length must be admitted.
+    Control: the finished requests did hit in full; cancelled ones were cancelled before their end.
+    Turns red: a connector that never reports a load or save as finished, retries its lookups, or loads slowly.
+    """
+
+    id = "O.footprint"
+    claim = (
+        "a request served from the pool costs few lookups and little time, and leaves no KV behind, cancelled or not"
+    )
+
+    def cases(self) -> Iterable[Case]:
+        yield Case(f"{self.id}.served", {"cancel": False}, smoke=True)
+        yield Case(f"{self.id}.cancelled", {"cancel": True})
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        saver, reader = stack.names[0], stack.names[1]
+        prompts = stack.prompts(case.id)
+        cancel = case.params["cancel"]
+        saved = [prompts.fresh(f"x/{i}", PROMPT_TOKENS) for i in range(len(CANCEL_AFTER_S) if cancel else PROMPTS)]
+        with stack.phase(case.id, "save"):
+            for i, prompt in enumerate(saved):
+                stack.save(saver, prompt, role=f"cold/{i}")
+        with stack.phase(case.id, "baseline"):
+            for i in range(3):
+                stack.ask(reader, prompts.fresh(f"baseline/{i}", PROMPT_TOKENS), "baseline")
+        with stack.phase(case.id, "read"):
+            stack.scrape(reader, "before-reads")
+            for i, prompt in enumerate(saved):
+                request = stack.request(reader, prompt, f"read/{i}")
+                pending = stack.start(request)
+                if cancel:
+                    pending.wait_first_token(CANCEL_AFTER_S[i])
+                    pending.cancel()
+                pending.result()
+        with stack.phase(case.id, "idle"):
+            for engine in (saver, reader):
+                stack.wait(
+                    f"{engine} to be idle",
+                    partial(_idle, stack, engine),
+                    bound_s=IDLE_BOUND_S,
+                    bound_source="suite.gates.test_footprint.IDLE_BOUND_S",
+                )
+            stack.scrape(reader, "after-reads")
+        with stack.phase(case.id, "after"):
+            longest = stack.engines[reader].facts.max_model_len - 8
+            stack.ask(reader, prompts.fresh("maximum", longest), "maximum-length", max_tokens=8)
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        reads = history.observations(phase="read")
+        reader = reads[0].engine
+        delta = history.delta(reader, "before-reads", "after-reads")
+        cancel = history.case.params["cancel"]
+        checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
+            "pressure": lambda: _cancelled(reads) if cancel else _read_in_full(history, reads, delta),
+            "visible": lambda: visible_findings(history),
+            "clock": lambda: liveness.check_clock(history.observations()),
+            "liveness": lambda: liveness.check_liveness([o for o in history.observations() if not o.cancelled]),
+            "lookups": lambda: degrade.check_lookups(reads, delta, max_lookups=_budget(history, "max_lookups")),
+            "time": lambda: [] if cancel else _slow(history, reads),
+            "kv": lambda: _released(history),
+            "admission": lambda: _admission(history),
+            "logs": lambda: logs.check_logs(history),
+        }
+        findings = ordered(run(checks))
+        lookups = (delta or {}).get("store.lookup_exists.ok.ops", 0.0)
+        ttft_ms = [round(o.ttft_s * 1000, 1) for o in reads if o.ttft_s is not None]
+        cancelled = sum(o.cancelled for o in reads)
+        return self.verdict(
+            history,
+            outcome_of(findings),
+            findings=findings,
+            got=findings[0].message if findings else f"{lookups:g} lookups for {len(reads)} requests, no KV left",
+            wanted=f"at most {_budget(history, 'max_lookups'):g} lookups a request, KV usage 0 when idle",
+            numbers={"lookups": lookups, "reads": len(reads), "cancelled": cancelled, "ttft_ms": ttft_ms},
+            **explanation(history, findings),
+        )
+
+
+def _idle(stack: Stack, engine: str) -> bool:
+    values = stack.scrape(engine, "idle").values
+    return values["kv_usage_ratio"] == 0 and values["running"] + values["waiting"] == 0
+
+
+def _budget(history: History, name: str) -> Any:
+    stack = history.stack
+    assert stack is not None
+    return stack.spec["budget"][name]
+
+
+def _cancelled(reads: Sequence[r.Observation]) -> list[r.Finding]:
+    done = sum(o.cancelled for o in reads)
+    if done < len(reads) // 2:
+        return too_few(f"{done} of {len(reads)} requests were cancelled before their end, half are needed")
+    return []
+
+
+def _read_in_full(history: History, reads: Sequence[r.Observation], delta: dict[str, float] | None) -> list[r.Finding]:
+    wanted = sum(reusable_tokens(len(o.prompt_token_ids), history.engine(o.engine).block_tokens) for o in reads)
+    got = (delta or {}).get("prompt_tokens.external", 0.0)
+    if got == wanted:
+        return []
+    return [
+        finding(r.FindingCode.NO_CONTROL, f"{got:g} of {wanted} tokens came from the pool: this is no served request")
+    ]
+
+
+def _slow(history: History, reads: Sequence[r.Observation]) -> list[r.Finding]:
+    """A hit that costs more than a degraded request may is worse than no pool."""
+    cold = history.observations(phase="baseline")
+    found = degrade.check_budget(
+        reads, cold, factor=_budget(history, "ttft_factor"), extra_s=_budget(history, "ttft_extra_s")
+    )
+    return [
+        finding(r.FindingCode.SLOWER_THAN_RECOMPUTE, f.message, **f.evidence)
+        if f.code is r.FindingCode.SLOW_DEGRADE
+        else f
+        for f in found
+    ]
+
+
+def _released(history: History) -> list[r.Finding]:
+    found: list[r.Finding] = []
+    idle = [m for m in history.of(r.MetricsSnapshot) if m.label == "idle"]
+    for unit in sorted({m.unit for m in idle}) or [""]:
+        last = [m for m in idle if m.unit == unit]
+        if last and last[-1].values["running"] + last[-1].values["waiting"] > 0:
+            text = f"{unit}: {last[-1].values['running']:g} running, {last[-1].values['waiting']:g} waiting"
+            found.append(finding(r.FindingCode.HANG, f"{text} requests {IDLE_BOUND_S:g} s after the last one ended"))
+        else:
+            found += recovery.check_kv_released(last[-1] if last else None)
+    return found
+
+
+def _admission(history: History) -> list[r.Finding]:
+    asked = history.observations(phase="after")
+    longest = history.engine(asked[-1].engine).max_model_len if asked else 0
+    return recovery.check_admission(asked[-1] if asked else None, longest)
+
+
+FOOTPRINT = Footprint()
+
+
+@gate_cases(FOOTPRINT)
+def test_footprint(run_case: Any, case: Case) -> None:
+    run_case(FOOTPRINT, case)
