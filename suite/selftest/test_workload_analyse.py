@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from fixtures.errors import UsageError
 from suite.selftest.traces import naive_hits, plain, published, request
 from suite.workload.analyse import Analyser, Analysis, HitRates, analyse
+from suite.workload.reader import TraceReader
 from suite.workload.stack_distance import PrefixStack
 from suite.workload.tables import table
-from suite.workload.trace import TraceReader, TraceRequest
+from suite.workload.trace import TraceRequest
 
 pytestmark = pytest.mark.selftest
 

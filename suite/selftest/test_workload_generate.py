@@ -17,9 +17,10 @@ from suite.workload.analyse import analyse
 from suite.workload.distributions import Arrivals, constant, parse, parse_arrivals
 from suite.workload.prefix_repetition import PrefixRepetition
 from suite.workload.presets import PRESETS
+from suite.workload.rules import TraceChecker, TraceRules
 from suite.workload.sessions import ANSWER_S_PER_TOKEN, SessionSpec, SessionTraffic, SharedPrompt, SystemPrompt
 from suite.workload.target import CLOSE, with_hit_rate
-from suite.workload.trace import TraceChecker, TraceRequest, TraceRules
+from suite.workload.trace import TraceRequest
 
 pytestmark = pytest.mark.selftest
 

@@ -11,7 +11,9 @@ import pytest
 
 from fixtures.errors import UsageError
 from suite.selftest.traces import plain, published, request
-from suite.workload.trace import REASONS, TraceReader, TraceRequest, TraceRules, renumbered, write_trace
+from suite.workload.reader import TraceReader
+from suite.workload.rules import REASONS, TraceRules
+from suite.workload.trace import TraceRequest, renumbered, write_trace
 
 pytestmark = pytest.mark.selftest
 
@@ -57,6 +59,13 @@ BAD = [
         "hash id 1 comes as a first block here but came after 0 before",
     ),
     ("other-prefix", after(line(), hash_ids=[2, 1]), 2, "hash id 1 comes after 2 here but came after 0 before"),
+    ("other-size", after(line(), input_length=999), 2, "hash id 1 stands for 487 tokens here but stood for 488 before"),
+    (
+        "other-size",
+        after(line(), input_length=1025, hash_ids=[0, 1, 2]),
+        2,
+        "hash id 1 stands for 512 tokens here but stood for 488 before; a block that grew is another block",
+    ),
     ("beyond-model", line(output_length=1048), 1, "1000 + 1048 tokens are more than the model's 2047"),
 ]
 
@@ -87,7 +96,7 @@ def test_skipped_lines_are_counted_by_reason_and_good_ones_stay(
 ) -> None:
     good = line(timestamp=9, hash_ids=[0, 1])
     if reason in ("hash-id-gap", "other-prefix"):  # these bring ids of their own
-        good = line(timestamp=9, input_length=1, hash_ids=[0])
+        good = line(timestamp=9, input_length=512, hash_ids=[0])
     trace.write_text(f"{text}\n\n{good}\n", encoding="utf-8")
     reader = TraceReader(trace, TraceRules(max_model_tokens=2047, skip_bad=True))
     requests = list(reader)

@@ -21,17 +21,11 @@ from suite.workload.arguments import Parser, at_least, tell
 from suite.workload.datasets import TextReader, TextReading
 from suite.workload.distributions import parse_arrivals
 from suite.workload.generate_command import add_generate
+from suite.workload.reader import TraceReader, told
+from suite.workload.rules import TraceRules
 from suite.workload.tables import table
 from suite.workload.text import FileTokenizer
-from suite.workload.trace import (
-    MOONCAKE_BLOCK_TOKENS,
-    TraceReader,
-    TraceRequest,
-    TraceRules,
-    renumbered,
-    told,
-    write_trace,
-)
+from suite.workload.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, renumbered, write_trace
 
 EXIT_USAGE = 4
 

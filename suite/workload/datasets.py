@@ -19,8 +19,9 @@ import numpy as np
 
 from fixtures.errors import UsageError
 from suite.workload.distributions import Arrivals
+from suite.workload.rules import BadLine, TraceChecker, TraceRules, decode
 from suite.workload.text import Tokenizer
-from suite.workload.trace import BadLine, TraceChecker, TraceRequest, TraceRules, decode, open_input, renumbered
+from suite.workload.trace import TraceRequest, open_input, renumbered
 
 HUMAN = frozenset({"human", "user"})
 MODEL = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard"})

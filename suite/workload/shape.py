@@ -68,20 +68,28 @@ def scale_tokens(requests: Iterable[TraceRequest], from_block: int, to_block: in
 
 
 def fit(requests: Iterable[TraceRequest], max_tokens: int, block_tokens: int) -> Iterator[TraceRequest]:
-    """Requests cut to ``max_tokens`` of prompt and answer: first the answer to half of them, then the prompt's end.
+    """Requests cut to ``max_tokens`` of prompt and answer: first the answer to half of them, then the prompt to whole blocks.
 
-    A prompt that is cut inside a block ends with that block's id: it stands for the same beginning of the same block.
+    Whole blocks, because an id stands for all tokens of its block. Raises UsageError where half of ``max_tokens`` is less than a
+    block.
     """
-    if max_tokens < 2:
-        raise UsageError(f"max tokens {max_tokens}: a prompt and its answer take at least 2")
+    if max_tokens < 2 * block_tokens:
+        raise UsageError(
+            f"max tokens {max_tokens}: prompts are cut to whole blocks of {block_tokens}, so give {2 * block_tokens} or more,"
+            " or make blocks smaller first"
+        )
     for request in requests:
         if request.input_tokens + request.output_tokens <= max_tokens:
             yield request
             continue
         output = min(request.output_tokens, max(max_tokens // 2, max_tokens - request.input_tokens))
-        tokens = min(request.input_tokens, max_tokens - output)
-        ids = request.hash_ids[: blocks_of(tokens, block_tokens)]
-        yield replace(request, input_tokens=tokens, output_tokens=output, hash_ids=ids)
+        if request.input_tokens + output <= max_tokens:
+            yield replace(request, output_tokens=output)
+            continue
+        whole = (max_tokens - output) // block_tokens
+        yield replace(
+            request, input_tokens=whole * block_tokens, output_tokens=output, hash_ids=request.hash_ids[:whole]
+        )
 
 
 def with_sessions(requests: Iterable[TraceRequest], block_tokens: int) -> Iterator[TraceRequest]:
