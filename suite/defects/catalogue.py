@@ -57,49 +57,225 @@ def _connector(id: str, does: str, *caught_by: Catch, **more: object) -> Defect:
     return Defect(id, "lying-connector", does, caught_by, **more)  # type: ignore[arg-type]
 
 
+def _more(kind: Kind, id: str, does: str, *caught_by: Catch, **more: object) -> Defect:
+    return Defect(id, kind, does, caught_by, **more)  # type: ignore[arg-type]
+
+
 K3 = "P.boundary.k3+1"
+K3_FULL = "P.boundary.k3"
+"""A prompt of exactly three blocks: the last one may not be reused."""
 SHARE = "H.share.forward"
 PARTED = "P.divergent.last-block-full"
 SIZE = "P.size.base.b16"
 LONG = "P.size.base.b120"
 KILLED = "D.owner-killed.recompute"
+SERVED = "O.footprint.served"
+CANCELLED = "O.footprint.cancelled"
+CHANNEL = "O.lookup-channel.isolated"
+CLIENT = "client.on-time"
+"""No gate: the client's own check against a server whose times are known (``suite.selftest.test_client``)."""
 
-ONE_IN_50 = 0.02
+ONE_IN_50, ONE_IN_20 = 0.02, 0.05
+K3_READER = (0,)
+"""Position of the reader in ``P.boundary.k3*``: it saves on the engine whose position has the parity of the blocks."""
+
+WRONG = (F.WRONG_ANSWER,)
+GONE = (F.FAILED_REQUEST, F.ENGINE_DIED, F.HANG)
+GONE_WHY = "a request that was in the dying engine may be cut off, refused or left without an answer"
+FAILED_LOAD = (F.WRONG_ANSWER, F.SOURCE_DISAGREEMENT, F.CONSERVATION, F.FEWER_HITS)
+FAILED_LOAD_WHY = "a recomputed tail has another shape (numerics beyond the native floor, or not) and is booked twice"
+
+_lying = _connector
 
 LYING_CONNECTOR: tuple[Defect, ...] = (
     # What is read
-    _connector(
+    _lying(
         "foreign-block",
         "a block of another request is loaded in place of this one",
-        Catch(K3, (F.WRONG_ANSWER,)),
-        Catch(SHARE, (F.WRONG_ANSWER,)),
-        Catch(PARTED, (F.WRONG_ANSWER,)),
-        Catch(SIZE, (F.WRONG_ANSWER,)),
+        *(Catch(case, WRONG) for case in (K3, SHARE, PARTED, SIZE)),
     ),
-    _connector(
-        "rare-foreign-block",
-        "one block in 50 is another request's",
-        Catch(LONG, (F.WRONG_ANSWER,)),
-        rates=(ONE_IN_50,),
-    ),
-    _connector("zero-block", "a block is zeros", Catch(K3, (F.WRONG_ANSWER,)), Catch(LONG, (F.WRONG_ANSWER,))),
-    _connector(
+    _lying("rare-foreign-block", "one block in 50 is another request's", Catch(LONG, WRONG), rates=(ONE_IN_50,)),
+    _lying("zero-block", "a block is zeros", Catch(K3, WRONG)),
+    _lying("rare-zero-block", "one block in 50 is zeros", Catch(LONG, WRONG), rates=(ONE_IN_50,)),
+    _lying(
         "stale-block",
         "one block in 50 keeps what an earlier request left in its memory",
-        Catch(LONG, (F.WRONG_ANSWER,)),
+        Catch(LONG, WRONG),
         rates=(ONE_IN_50,),
     ),
-    _connector("half-block", "only the first half of each block is loaded", Catch(SIZE, (F.WRONG_ANSWER,))),
-    _connector("repeated-block", "a block is loaded twice, the one after it never", Catch(SIZE, (F.WRONG_ANSWER,))),
-    _connector("skipped-layer", "one layer of each block is not loaded", Catch(K3, (F.WRONG_ANSWER,))),
-    _connector("swapped-layers", "two layers of each block are in each other's place", Catch(K3, (F.WRONG_ANSWER,))),
-    _connector("unloaded", "hits are claimed and booked, nothing is loaded", Catch(K3, (F.WRONG_ANSWER,))),
-    _connector(
-        "late-load",
-        "a load is reported as finished half a second before it is",
-        Catch(K3, (F.WRONG_ANSWER,)),
+    _lying("half-block", "only the first half of each block is loaded", Catch(SIZE, WRONG)),
+    _lying("repeated-block", "a block is loaded twice, the one after it never", Catch(SIZE, WRONG)),
+    _lying(
+        "rare-repeated-block",
+        "one block in 50 is loaded twice, the one after it never",
+        Catch(LONG, WRONG),
+        rates=(ONE_IN_50,),
+    ),
+    _lying("skipped-layer", "one layer of each block is not loaded", Catch(K3, WRONG)),
+    _lying("swapped-layers", "two layers of each block are in each other's place", Catch(K3, WRONG)),
+    _lying("unloaded", "hits are claimed and booked, nothing is loaded", Catch(K3, WRONG)),
+    _lying("late-load", "a load is reported as finished half a second before it is", Catch(K3, WRONG), delay_s=0.5),
+    _lying(
+        "lost-failure",
+        "blocks that could not be loaded are reported as loaded",
+        Catch(KILLED, WRONG),
+        control_may=(F.SLOW_DEGRADE, F.UNBOUNDED_LOOKUPS),
+        breaks=True,
+    ),
+    # What is saved, and under which key
+    _lying("corrupt-save", "blocks are saved with an exponent bit inverted", Catch(K3, WRONG)),
+    _lying("foreign-save", "another request's block is saved under a block's key", Catch(K3, WRONG)),
+    _lying(
+        "rare-foreign-save",
+        "one block in 20 is saved with another request's content",
+        Catch(LONG, WRONG),
+        rates=(ONE_IN_20,),
+    ),
+    _lying("unsaved", "blocks are reported as saved and are not", Catch(K3, (F.SAVE_NOT_VISIBLE,))),
+    _lying("short-key", "the key of a block leaves out the block's own tokens", Catch(PARTED, WRONG)),
+    _lying("ignored-salt", "the salt of a request is not in its keys", Catch(PARTED, (F.EXTRA_HITS,))),
+    # What is claimed and booked
+    _lying(
+        "block-too-many",
+        "the block after the last hit is claimed too, with another request's content",
+        Catch(K3_FULL, WRONG),
+        Catch(PARTED, WRONG),
+    ),
+    _lying("block-too-few", "the last block that is there is not claimed", Catch(K3, (F.FEWER_HITS,)), unit="requests"),
+    _lying("denied-hit", "a prompt that is there is not found", Catch(K3, (F.ZERO_HITS,)), unit="requests"),
+    _lying(
+        "doubled-bytes",
+        "twice the bytes that moved are booked",
+        Catch(K3, (F.CONSERVATION, F.SOURCE_DISAGREEMENT), "both sums are broken by it"),
+        unit="loads",
+    ),
+    # How it fails
+    _lying("load-error", "a block that is there cannot be loaded", Catch(K3, FAILED_LOAD, FAILED_LOAD_WHY)),
+    _lying(
+        "rare-load-error",
+        "one block in 50 cannot be loaded",
+        Catch(LONG, FAILED_LOAD, FAILED_LOAD_WHY),
+        rates=(ONE_IN_50,),
+    ),
+    _lying(
+        "never-finished",
+        "a finished load is never reported",
+        Catch(K3, (F.HANG,)),
+        unit="requests",
+        lying=K3_READER,
+        stalls=True,
+    ),
+    _lying(
+        "lookup-hang",
+        "a lookup gets no answer",
+        Catch(K3, (F.HANG,)),
+        unit="requests",
+        lying=K3_READER,
+        stalls=True,
+    ),
+    _lying(
+        "crash",
+        "the worker dies inside a load",
+        Catch(K3, GONE, GONE_WHY),
+        unit="loads",
+        lying=K3_READER,
+        breaks=True,
+    ),
+    # What it costs and leaves behind
+    _lying("lookup-storm", "one request is looked up 40 times", Catch(SERVED, (F.UNBOUNDED_LOOKUPS,)), unit="requests"),
+    _lying(
+        "slow-load",
+        "each load takes 3 s longer",
+        Catch(SERVED, (F.SLOWER_THAN_RECOMPUTE,)),
+        unit="loads",
+        delay_s=3.0,
+    ),
+    _lying(
+        "pinned-save",
+        "a finished save is never reported: its blocks stay in use",
+        Catch(SERVED, (F.KV_LEAK,)),
+        unit="saves",
+    ),
+    _lying(
+        "leak-on-cancel",
+        "the load of a cancelled request is never reported as finished: its blocks stay in use",
+        Catch(CANCELLED, (F.KV_LEAK,)),
+        unit="requests",
         delay_s=0.5,
     ),
-    _connector("corrupt-save", "blocks are saved with an exponent bit inverted", Catch(K3, (F.WRONG_ANSWER,))),
-    _connector("foreign-save", "another request's block is saved under a block's key", Catch(K3, (F.WRONG_ANSWER,))),
 )
+
+MISCONFIGURATION: tuple[Defect, ...] = (
+    _more("misconfiguration", "other-seed", "one engine hashes from another seed", Catch(SHARE, (F.SEED_MISMATCH,))),
+    _more(
+        "misconfiguration",
+        "sibling-weights",
+        "one engine has other weights, in a directory of the same name",
+        Catch(SHARE, WRONG),
+    ),
+    _more("misconfiguration", "other-dtype", "one engine computes in float16 instead of bfloat16", Catch(SHARE, WRONG)),
+    _more(
+        "misconfiguration",
+        "unsafe-policy",
+        "kv_load_failure_policy is left at its default",
+        Catch(KILLED, (F.FAILED_REQUEST,)),
+    ),
+    _more(
+        "misconfiguration",
+        "shared-lookup",
+        "all engines of the host share one lookup channel",
+        Catch(CHANNEL, (F.SHARED_LOOKUP_CHANNEL,)),
+    ),
+)
+
+LYING_STORE: tuple[Defect, ...] = (
+    _more("lying-store", "copied-value", "a block's value is replaced by another block's", Catch(SIZE, WRONG)),
+    _more("lying-store", "zeroed-value", "a block's value is replaced by zeros", Catch(SIZE, WRONG)),
+    _more("lying-store", "flipped-value", "512 bytes of a block's value are inverted", Catch(SIZE, WRONG)),
+    _more(
+        "lying-store",
+        "truncated-value",
+        "a block's value is cut to half its length",
+        Catch(SIZE, FAILED_LOAD, FAILED_LOAD_WHY),
+    ),
+    _more(
+        "lying-store",
+        "removed-value",
+        "one block of a saved prompt is gone",
+        Catch(SIZE, (F.ZERO_HITS, F.FEWER_HITS), "which block it was says how much of the prefix is left"),
+    ),
+)
+
+LYING_HARNESS: tuple[Defect, ...] = (
+    _more(
+        "lying-harness",
+        "idle-fault",
+        "a kill that kills nothing",
+        Catch(KILLED, (F.FAULT_DID_NOT_LAND,), outcome="HARNESS_ERROR"),
+        unit="faults",
+        breaks=True,
+    ),
+    _more(
+        "lying-harness",
+        "stale-scrape",
+        "counters are read once and shown again and again",
+        Catch(K3, (F.ZERO_HITS, F.CONSERVATION), "counters that do not move look like a pool that is never hit"),
+        unit="scrapes",
+    ),
+    _more(
+        "lying-harness",
+        "used-prompt",
+        "prompts that ought to be fresh were sent before",
+        Catch(K3, (F.EXTRA_HITS,)),
+        unit="prompts",
+    ),
+    _more(
+        "lying-harness",
+        "late-client",
+        "the client looks at the clock 5 ms after the bytes came",
+        Catch(CLIENT, (F.HARNESS_EXCEPTION,), outcome="HARNESS_ERROR"),
+        unit="requests",
+    ),
+)
+
+CATALOGUE: tuple[Defect, ...] = (*LYING_CONNECTOR, *MISCONFIGURATION, *LYING_STORE, *LYING_HARNESS)

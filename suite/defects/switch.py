@@ -112,7 +112,7 @@ class Switch:
 
     # Following ------------------------------------------------------------------------------------------------------
     def _generator(self) -> random.Random:
-        return random.Random(f"{self.now.seed}/{self.now.generation}")
+        return random.Random(self.now.seed)
 
     def _follow(self) -> None:
         stamp = 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from suite.contract import Case, Gate
-from suite.defects.planted import GATES
+from suite.defects.planted_elsewhere import gates
 from suite.gates import gate_cases
 
 
@@ -20,5 +20,5 @@ def _test_of(gate: Gate) -> Callable[..., None]:
     return test_planted
 
 
-for _gate in GATES:
+for _gate in gates():
     globals()[f"test_{_gate.defect.id.replace('-', '_')}"] = pytest.mark.defects(_test_of(_gate))
