@@ -9,7 +9,11 @@ cold       saver  computed; afterwards the prompt is in the pool and in the save
 native     saver  the saver's own prefix cache
 external   reader the pool, and nothing else: the reader never saw the prompt
 native-2   reader the reader's own prefix cache, which the pool filled
+reference  none   an engine of its own, without connector and prefix cache (``reference = "engine"`` in the spec)
 ========== ====== =========================================================================================
+
+With ``reference = "salt"`` the cold arm is the reference: its prompt is fresh, so nothing can be reused, and the
+counters must confirm it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from suite.workload.prompts import Prompt, PromptMaker
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
+
+REFERENCE = "reference"
+"""Name of the reference engine (``fixtures.stack.REFERENCE``; not imported, so that judging needs no fixtures)."""
 
 CALIBRATION = "calibration"
 """Case id of the records that measure the oracle itself; once a stack, shared by all its cases."""
@@ -36,6 +43,9 @@ PLANTED_PROMPT_TOKENS = 2000
 def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: str, tag: str = "") -> None:
     """Send ``prompt`` through the four arms, in the order of the table above. ``tag`` tells prompts of a case apart."""
     suffix = f"/{tag}" if tag else ""
+    if REFERENCE in stack.engines:
+        with stack.phase(case_id, f"reference{suffix}"):
+            stack.ask(REFERENCE, prompt, f"reference{suffix}")
     with stack.phase(case_id, f"save{suffix}"):
         stack.save(saver, prompt, role=f"cold{suffix}")
     with stack.phase(case_id, f"native{suffix}"):
@@ -68,6 +78,8 @@ def calibrate(stack: Stack) -> None:
     with stack.phase(CALIBRATION, "floors"):
         for tokens in lengths:
             prompt = prompts.fresh(f"floor/{tokens}", tokens)
+            if REFERENCE in stack.engines:
+                stack.ask(REFERENCE, prompt, "floor-cold")
             for engine in stack.names:
                 salt = f"{CALIBRATION}.{engine}.{tokens}"
                 stack.ask(engine, prompt, "floor-cold", cache_salt=salt)

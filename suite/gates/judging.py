@@ -213,7 +213,7 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
         return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
     native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
     found = answers.judge_external_vs_native(native, oracle.native)
-    cold = _pairs(history, "external", "cold")
+    cold = [*_pairs(history, "external", "cold"), *_pairs(history, "external", "reference")]
     return found + answers.judge_cold(cold, oracle.cold_limit).findings
 
 
