@@ -100,9 +100,7 @@ def make_environment(prefix: Path) -> Path:
     lines = [f"import site; site.addsitedir({path!r})" for path in host]
     (site / "zz_host_packages.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     pytest = prefix / "bin" / "pytest"
-    pytest.write_text(
-        f"#!{prefix}/bin/python\nimport sys\nimport pytest\nsys.exit(pytest.console_main())\n", encoding="utf-8"
-    )
+    pytest.write_text(f"#!{prefix}/bin/python\nimport sys\nimport pytest\nsys.exit(pytest.main())\n", encoding="utf-8")
     pytest.chmod(0o755)
     return site
 
@@ -228,6 +226,9 @@ def install(prefix: Path, parts_folder: Path, force: bool) -> int:
             raise InstallError(f"{prefix} holds something else; give an empty folder")
         site = make_environment(prefix)
         unpack(parts, prefix, site)
+        subprocess.run(
+            [python, "-m", "compileall", "-q", "-q", "-j", "0", str(site)], check=False
+        )  # spares each engine it
         stamp.write_text(key, encoding="utf-8")
     else:
         site = next((prefix / "lib").glob("python3*")) / "site-packages"
