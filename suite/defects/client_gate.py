@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
+from typing import Any
 
 from fixtures.client import Client
 from fixtures.request import Target
@@ -19,7 +20,7 @@ ROUNDS, REQUESTS = 4, 6
 """Rounds of requests of the client and of a blocking socket in turn: both see the same machine."""
 
 
-def ttft_errors(kind: type[Client]) -> dict[str, object]:
+def ttft_errors(kind: type[Client]) -> dict[str, Any]:
     """Measure a kind of client; see ``ERRORS``."""
     from suite.selftest import sse_server, test_client  # why here: only this one defect needs the selftest's server
 

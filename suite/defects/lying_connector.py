@@ -153,14 +153,14 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
 
     def _one_more(self, request: Any, computed: int, tokens: int) -> int:
         """Claim the block after the last hit too, as far as the prompt goes. The worker fills it with another's block."""
-        more = min(self.connector_scheduler._block_size, request.num_tokens - computed - tokens)
+        more: int = min(self.connector_scheduler._block_size, request.num_tokens - computed - tokens)
         self.connector_scheduler.load_specs[request.request_id].kvpool_cached_tokens += more
         self._extra_tokens[request.request_id] = more
         return tokens + more
 
     def _one_less(self, request: Any, tokens: int) -> int:
         """Claim one block less than is there."""
-        block = self.connector_scheduler._block_size
+        block: int = self.connector_scheduler._block_size
         self._switch.told(1)
         if tokens <= block:
             self.connector_scheduler.load_specs.pop(request.request_id)

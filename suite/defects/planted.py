@@ -19,7 +19,7 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate, outcome_of, safe_judge
-from suite.defects.catalogue import Catch, Defect
+from suite.defects.catalogue import K3, PARTED, SERVED, SHARE, SIZE, Catch, Defect
 from suite.defects.client_gate import ClientOnTime
 from suite.defects.switch import Remote, Setting, Told
 from suite.gates import registry as gates_registry
@@ -38,6 +38,9 @@ ACK_BOUND_S = 5.0
 REQUEST_S, VISIBLE_S = 15.0, 10.0
 """Bounds of a request and of a save on stacks with a lying connector: a planted hang lasts that long. Requests of the
 cases in use take up to 1 s on two busy cores."""
+
+SURVEY = (K3, SHARE, PARTED, SIZE, SERVED)
+"""Cases that a defect is also put under where nobody asks them to see it (``--scope full``): the rest of the heat map."""
 
 LYING = {
     "connector": "custom",
@@ -82,24 +85,28 @@ class Planted(Gate):
     def cases(self) -> Iterable[Case]:
         for catch in self.defect.caught_by:
             for rate in self._rates():
-                inner = inner_case(catch.case)
-                planted = {
-                    "defect": self.defect.id,
-                    "kind": self.defect.kind,
-                    "gate": catch.gate,
-                    "case": catch.case,
-                    "rate": rate,
-                    "wanted": [str(f) for f in catch.findings],
-                    "outcome": catch.outcome,
-                }
-                yield Case(
-                    f"{self.id}/{catch.case}@{rate_text(rate)}",
-                    {**inner.params, "planted": planted},
-                    needs=inner.needs,
-                    core=self.defect.core,
-                    dirties=inner.dirties or (self.defect.breaks and rate > 0),
-                    variant=inner.variant,
-                )
+                yield self._case(catch, rate)
+
+    def _case(self, catch: Catch, rate: float, survey: bool = False) -> Case:
+        inner = inner_case(catch.case)
+        planted = {
+            "defect": self.defect.id,
+            "kind": self.defect.kind,
+            "gate": catch.gate,
+            "case": catch.case,
+            "rate": rate,
+            "wanted": [str(f) for f in catch.findings],
+            "outcome": catch.outcome,
+            "survey": survey,
+        }
+        return Case(
+            f"{self.id}/{catch.case}@{'survey' if survey else rate_text(rate)}",
+            {**inner.params, "planted": planted},
+            needs=inner.needs,
+            core=self.defect.core and not survey,
+            dirties=inner.dirties or (self.defect.breaks and rate > 0),
+            variant=inner.variant,
+        )
 
     def _rates(self) -> tuple[float, ...]:
         return self.defect.rates
@@ -130,7 +137,11 @@ class Planted(Gate):
             findings=tuple(findings),
             got=f"{planted['case']}: {inner.outcome} {inner.finding}".rstrip() + f"; {_told_text(told)}",
             wanted=f"{planted['outcome']} {wanted}" if rate else "PASS, and no lie told",
-            numbers={"told": told, "inner": {"outcome": str(inner.outcome), "finding": inner.finding}},
+            numbers={
+                "planted": planted,
+                "told": told,
+                "inner": {"outcome": str(inner.outcome), "finding": inner.finding},
+            },
             notes=(inner.got,) if inner.got else (),
             cause="the gate cannot see this" if findings else "",
             production="not a fault of the stack: a hole in the suite" if findings else "",
@@ -146,6 +157,8 @@ class Planted(Gate):
         if not told["read"]:
             text = f"nothing was planted: {told['occasions']} occasions, {told['lies']} lies, none of them read"
             return [_finding(r.FindingCode.NO_PRESSURE, text, evidence)]
+        if planted.get("survey"):
+            return []  # nobody asks this gate to see it; the heat map shows whether it does
         if str(inner.outcome) == planted["outcome"] and inner.finding in planted["wanted"]:
             return []
         text = f"{planted['case']} came to {inner.outcome} {inner.finding}".rstrip()
@@ -175,6 +188,14 @@ def _told_text(told: dict[str, Any]) -> str:
 
 class LyingConnectorGate(Planted):
     """A defect of the connector, switched on in running engines and off again afterwards."""
+
+    def cases(self) -> Iterable[Case]:
+        yield from super().cases()
+        if self.defect.rates == (1.0,) and not (self.defect.stalls or self.defect.breaks):
+            asked = {catch.case for catch in self.defect.caught_by}
+            for case_id in SURVEY:
+                if case_id not in asked:
+                    yield self._case(Catch(case_id, ()), 1.0, survey=True)
 
     def _rates(self) -> tuple[float, ...]:
         return (*self.defect.rates, 0.0)

@@ -25,6 +25,8 @@ from typing import Any
 
 CONTROL_NAME = "lying.json"
 
+ROLES = ("scheduler", "worker")
+
 POLL_S = 0.05
 """How often a process looks at its control file."""
 
@@ -128,7 +130,7 @@ class Switch:
             if setting.generation == self.now.generation:
                 continue
             if setting.defect and setting.defect not in self._known:
-                self.write("refused", wanted=setting.defect)
+                self.write("refused", wanted=setting.defect, wanted_generation=setting.generation)
                 continue
             self._settle()
             with self._lock:
@@ -181,24 +183,24 @@ class Remote:
             temporary.write_text(json.dumps(asdict(chosen)))
             temporary.replace(directory / CONTROL_NAME)
 
-    def acknowledged(self, generation: int, without: Sequence[str] = ()) -> bool:
-        """Every process of every engine (but ``without``) acts by this generation. Raises ValueError for a refusal."""
+    def acknowledged(self, generation: int) -> bool:
+        """Every process of every engine acts by this generation. Raises ValueError where one refused it."""
+        followed = []
         for name, directory in self._directories.items():
-            for role in ("scheduler", "worker"):
+            for role in ROLES:
                 events = read_journal(directory / f"lying-{role}.jsonl")
-                refused = [e for e in events if e["event"] == "refused"]
-                if refused:
-                    raise ValueError(f"{name}: {role} knows no defect {refused[-1]['wanted']!r}")
+                for event in events:
+                    if event["event"] == "refused" and event["wanted_generation"] == generation:
+                        raise ValueError(f"{name}: the {role} knows no defect {event['wanted']!r}")
                 acks = [e["generation"] for e in events if e["event"] == "ack"]
-                if name not in without and (not acks or acks[-1] != generation):
-                    return False
-        return True
+                followed.append(bool(acks) and acks[-1] == generation)
+        return all(followed)
 
     def told(self, generation: int) -> Told:
         """What all engines did in a generation."""
         total = Told()
         for directory in self._directories.values():
-            for role in ("scheduler", "worker"):
+            for role in ROLES:
                 events = [e for e in read_journal(directory / f"lying-{role}.jsonl") if e["generation"] == generation]
                 total.occasions += max((e["asked"] for e in events if e["event"] == "asked"), default=0)
                 for event in events:

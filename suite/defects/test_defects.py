@@ -17,7 +17,8 @@ def _test_of(gate: Gate) -> Callable[..., None]:
     def test_planted(run_case: Any, case: Case) -> None:
         run_case(gate, case)
 
-    return test_planted
+    made: Callable[..., None] = test_planted
+    return made
 
 
 for _gate in gates():
