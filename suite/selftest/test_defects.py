@@ -134,7 +134,11 @@ def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
 
 def test_a_switch_settles_before_it_acknowledges(tmp_path: Path) -> None:
     release = threading.Event()
-    switch = Switch(tmp_path, "worker", Setting(), KNOWN, settle=lambda: release.wait(5) and None)
+
+    def settle() -> None:
+        release.wait(5)
+
+    switch = Switch(tmp_path, "worker", Setting(), KNOWN, settle)
     try:
         (tmp_path / CONTROL_NAME).write_text(json.dumps({"generation": 1}))
         assert not switch.changed.wait(0.3), "acknowledged while a load was under way"
