@@ -95,7 +95,7 @@ def plan(gates: dict[str, Gate], units: int) -> Iterator[tuple[int, Gate, Case]]
                 return
             given += 1
             case = own[(restart - 1) % len(own)]
-            yield restart, gates[gate_id], dataclasses.replace(case, id=f"healthy.{restart}/{case.id}")
+            yield restart, gates[gate_id], dataclasses.replace(case, id=f"healthy.{restart}:{case.id}")
 
 
 def summarise(verdicts: Sequence[r.Verdict], runs: Sequence[str] = ()) -> Summary:
@@ -107,7 +107,7 @@ def summarise(verdicts: Sequence[r.Verdict], runs: Sequence[str] = ()) -> Summar
     return Summary(
         runs=tuple(runs),
         units=len(decided),
-        restarts=len({v.case_id.split("/")[0] for v in decided}),
+        restarts=len({v.case_id.split(":")[0] for v in decided}),
         alarms=len(alarms),
         undecided=len(undecided),
         upper_bound=upper_bound(len(alarms), len(decided)),

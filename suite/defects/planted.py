@@ -67,8 +67,8 @@ def inner_case(case_id: str) -> Case:
 
 
 def rate_text(rate: float) -> str:
-    """``1``, ``0``, or ``1-in-50``."""
-    return f"{rate:g}" if rate in (0, 1) else f"1-in-{round(1 / rate)}"
+    """``rate-1``, ``rate-0``, or ``1-in-50``."""
+    return f"rate-{rate:g}" if rate in (0, 1) else f"1-in-{round(1 / rate)}"
 
 
 class Planted(Gate):
@@ -100,7 +100,7 @@ class Planted(Gate):
             "survey": survey,
         }
         return Case(
-            f"{self.id}/{catch.case}@{'survey' if survey else rate_text(rate)}",
+            f"{self.id}:{catch.case}:{'survey' if survey else rate_text(rate)}",
             {**inner.params, "planted": planted},
             needs=inner.needs,
             core=self.defect.core and not survey,
