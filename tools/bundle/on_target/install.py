@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -113,8 +114,13 @@ def unpack(parts: list[Path], prefix: Path, site: Path) -> None:
             top, _, rest = member.name.partition("/")
             if not member.isfile() or top not in tops or ".." in Path(rest).parts:
                 raise InstallError(f"unexpected member {member.name!r}: this is no bundle of ours")
-            member.name = rest
-            archive.extract(member, tops[top], filter="data")
+            source = archive.extractfile(member)
+            assert source is not None  # a regular file
+            path = tops[top] / rest
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as sink:  # not archive.extract: its safe filter is younger than some Python 3.11
+                shutil.copyfileobj(source, sink, CHUNK_BYTES)
+            path.chmod(member.mode & 0o755)
 
 
 def link_libraries(manifest: dict[str, Any], prefix: Path, site: Path) -> None:
