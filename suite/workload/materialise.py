@@ -65,6 +65,15 @@ class Materialiser:
         Raises UsageError for a prompt beyond the model, one whose ids do not go with its length, and an id out of reach.
         """
         count, block = request.input_tokens, self.block_tokens
+        self.check(request)
+        ids: list[int] = []
+        for at, block_id in enumerate(request.hash_ids):
+            ids += self.block(block_id, min(block, count - at * block))
+        return ids
+
+    def check(self, request: TraceRequest) -> None:
+        """Raises UsageError for a prompt beyond the model, and for one whose ids do not go with its length."""
+        count, block = request.input_tokens, self.block_tokens
         if len(request.hash_ids) != blocks_of(count, block):
             raise UsageError(
                 f"a prompt of {count} tokens has {len(request.hash_ids)} hash ids, which are not blocks of {block};"
@@ -74,11 +83,9 @@ class Materialiser:
             raise UsageError(
                 f"{count} + {request.output_tokens} tokens are more than the model's {self.max_tokens}; scale or cut the trace"
             )
-        parts = [self._block(block_id, min(block, count - at * block)) for at, block_id in enumerate(request.hash_ids)]
-        return self.alphabet[np.concatenate(parts)].tolist()  # type: ignore[no-any-return]
 
-    def _block(self, block_id: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Positions in the alphabet."""
+    def block(self, block_id: int, count: int) -> list[int]:
+        """The first ``count`` token ids of a block. Raises UsageError for an id out of reach."""
         if not 0 <= block_id < self._reach:
             raise UsageError(
                 f"hash id {block_id}: {self.digits} tokens of this vocabulary cannot spell it; renumber the trace"
@@ -90,4 +97,4 @@ class Materialiser:
         if count > head:
             digest = hashlib.shake_128(f"{self._nonce}/{block_id}".encode()).digest(4 * (count - head))
             places[head:] = np.frombuffer(digest, dtype="<u4") % base
-        return places
+        return self.alphabet[places].tolist()  # type: ignore[no-any-return]
