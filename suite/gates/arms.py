@@ -114,6 +114,27 @@ def ask_contrasts(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
         stack.ask(engine, changed, f"contrast/{where}", cache_salt=f"{CALIBRATION}.contrast.{where}")
 
 
+QUIET_SCRAPES, QUIET_POLL_S = 4, 0.25
+"""So many equal counts of keys, so far apart, say that nothing is being saved any more (measured lag: up to 0.3 s)."""
+
+
+def settle_saves(stack: Stack) -> None:
+    """Wait until saves of earlier requests are listed: whoever looks for new keys must not find theirs."""
+    counts: list[int] = []
+
+    def quiet() -> bool:
+        counts.append(stack.key_count())
+        return len(counts) >= QUIET_SCRAPES and len(set(counts[-QUIET_SCRAPES:])) == 1
+
+    stack.wait(
+        "earlier saves to be listed",
+        quiet,
+        bound_s=stack.spec.timeouts.visible_s,
+        bound_source="spec timeouts.visible_s",
+        poll_s=QUIET_POLL_S,
+    )
+
+
 def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
     """Put one foreign block into the pool under a valid key, at the first, a middle and the last reusable position.
 
@@ -124,6 +145,7 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> No
     saver, reader = stack.names[0], stack.names[1]
     block = stack.engines[saver].facts.block_tokens
     blocks = stack.reusable(saver, prompt) // block
+    settle_saves(stack)
     foreign_keys_before = stack.keys()
     stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
     foreign = sorted(stack.keys() - foreign_keys_before)

@@ -67,9 +67,13 @@ CAUSES: dict[str, tuple[str, str]] = {
 
 
 def ordered(findings: Iterable[r.Finding]) -> tuple[r.Finding, ...]:
-    """Findings with the primary one first; what the harness did wrong comes before all, as it spoils the rest."""
+    """Findings with the primary one first; what the harness did wrong comes before all, as it spoils the rest.
+
+    What is merely inconclusive comes last: beside a failure it is not what the verdict rests on.
+    """
     rank = {code: i for i, code in enumerate(PRIORITY)}
-    return tuple(sorted(findings, key=lambda f: -1 if f.code in r.HARNESS_CODES else rank.get(f.code, len(rank))))
+    rank |= dict.fromkeys(r.HARNESS_CODES, -1) | dict.fromkeys(r.INCONCLUSIVE_CODES, len(PRIORITY) + 1)
+    return tuple(sorted(findings, key=lambda f: rank.get(f.code, len(PRIORITY))))
 
 
 def one(history: History, role: str) -> r.Observation | None:
