@@ -30,6 +30,8 @@ class State(StrEnum):
     """A gate that should see it stayed green (or came to no verdict)."""
     GREEN = "green"
     """A gate that is not asked to see it, and does not."""
+    UNTOUCHED = "no-occasion"
+    """A gate that is not asked to see it, and that gave it nothing to lie about."""
     QUIET = "quiet"
     """Rate 0: green, as it must be."""
     ALARM = "false-alarm"
@@ -43,6 +45,7 @@ SYMBOLS = {
     State.OTHERWISE: "+",
     State.MISSED: "X",
     State.GREEN: ".",
+    State.UNTOUCHED: "-",
     State.QUIET: "o",
     State.ALARM: "A",
     State.ERROR: "!",
@@ -52,6 +55,7 @@ COLOURS = {
     State.OTHERWISE: "#8bc3a3",
     State.MISSED: "#c62828",
     State.GREEN: "#e6e8ea",
+    State.UNTOUCHED: "#ffffff",
     State.QUIET: "#dbe7f5",
     State.ALARM: "#e8710a",
     State.ERROR: "#f2c744",
@@ -104,7 +108,7 @@ def build(verdicts: Iterable[r.Verdict], runs: Sequence[str] = (), gates: Sequen
     seen = tuple(dict.fromkeys([*gates, *(c.gate for c in cells)]))
     caught = {c.defect for c in cells if c.state is State.CAUGHT}
     red = {c.gate for c in cells if c.state in (State.CAUGHT, State.OTHERWISE)}
-    judged = {c.defect for c in cells if c.rate > 0 and c.state is not State.GREEN}
+    judged = {c.defect for c in cells if c.rate > 0 and c.wanted}
     return HeatMap(
         runs=tuple(runs),
         defects=defects,
@@ -128,7 +132,7 @@ def _cell(verdict: r.Verdict) -> Cell:
         gate=planted["gate"],
         inner_case=planted["case"],
         rate=planted["rate"],
-        state=_state(verdict, planted, inner),
+        state=_state(verdict, planted, inner, int(told.get("read", 0))),
         outcome=inner["outcome"],
         finding=inner["finding"],
         wanted=tuple(planted["wanted"]),
@@ -137,13 +141,15 @@ def _cell(verdict: r.Verdict) -> Cell:
     )
 
 
-def _state(verdict: r.Verdict, planted: dict[str, Any], inner: dict[str, str]) -> State:
+def _state(verdict: r.Verdict, planted: dict[str, Any], inner: dict[str, str], read: int) -> State:
     if verdict.outcome not in (r.Outcome.PASS, r.Outcome.FAIL):
         return State.ERROR
     if not planted["rate"]:
         return State.QUIET if verdict.outcome is r.Outcome.PASS else State.ALARM
     red = inner["outcome"] == planted["outcome"]
-    if planted.get("survey"):
+    if planted["survey"]:
+        if not read:
+            return State.UNTOUCHED
         return State.OTHERWISE if inner["outcome"] == r.Outcome.FAIL else State.GREEN
     if verdict.outcome is r.Outcome.PASS:
         return State.CAUGHT
@@ -165,6 +171,7 @@ _WORST = (
     State.CAUGHT,
     State.OTHERWISE,
     State.GREEN,
+    State.UNTOUCHED,
     State.QUIET,
 )
 

@@ -150,7 +150,13 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         unit="loads",
     ),
     # How it fails
-    _lying("load-error", "a block that is there cannot be loaded", Catch(K3, FAILED_LOAD, FAILED_LOAD_WHY)),
+    _lying(
+        "load-error",
+        "no block that is there can be loaded",
+        Catch(K3, (F.HANG,)),  # the honest scheduler looks up and loads again, for ever, if not one block came
+        lying=K3_READER,
+        stalls=True,
+    ),
     _lying(
         "rare-load-error",
         "one block in 50 cannot be loaded",

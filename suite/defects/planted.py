@@ -42,6 +42,8 @@ cases in use take up to 1 s on two busy cores."""
 SURVEY = (K3, SHARE, PARTED, SIZE, SERVED)
 """Cases that a defect is also put under where nobody asks them to see it (``--scope full``): the rest of the heat map."""
 
+LEASE_MS = 30_000
+
 LYING = {
     "connector": "custom",
     "connector_name": "LyingConnector",
@@ -154,10 +156,10 @@ class Planted(Gate):
             return [_finding(r.FindingCode.NO_PRESSURE, "nobody counted what the defect did", evidence)]
         if not planted["rate"]:
             return self._control_findings(inner, told, evidence)
-        if not told["read"]:
+        if not told["read"] and not planted["survey"]:
             text = f"nothing was planted: {told['occasions']} occasions, {told['lies']} lies, none of them read"
             return [_finding(r.FindingCode.NO_PRESSURE, text, evidence)]
-        if planted.get("survey"):
+        if planted["survey"]:
             return []  # nobody asks this gate to see it; the heat map shows whether it does
         if str(inner.outcome) == planted["outcome"] and inner.finding in planted["wanted"]:
             return []
@@ -228,7 +230,12 @@ class LyingConnectorGate(Planted):
 
 
 def lying_spec(spec: StackSpec) -> StackSpec:
-    """The same stack with the lying connector in every engine, telling the truth until told otherwise."""
+    """The same stack with the lying connector in every engine, telling the truth until told otherwise.
+
+    A long lease takes out a race of the honest stack: on busy cores loads outlive the default one and fail.
+    """
+    if spec.store is not None:
+        spec = spec.with_store(kv_lease_ttl_ms=LEASE_MS)
     timeouts = msgspec.structs.replace(spec.timeouts, request_s=REQUEST_S, visible_s=VISIBLE_S)
     return spec.with_changes(timeouts=timeouts).with_all_engines(**LYING)
 
