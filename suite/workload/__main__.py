@@ -1,7 +1,9 @@
-"""``python -m suite.workload {generate,analyse,convert}``: make request traces, look into them, cut and scale them.
+"""``python -m suite.workload {generate,analyse,convert,replay}``: make request traces, look into them, cut and scale
+them, send them to engines.
 
 Traces are JSONL in Mooncake's format (``suite.workload.trace``); ``-`` is standard input or output. What is told to people
-goes to standard error where a trace goes to standard output. Exit code 4 with one line for bad input.
+goes to standard error where a trace goes to standard output. Exit code 4 with one line for bad input, 12 for a
+replay that nothing answered.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from fixtures.errors import UsageError
+from fixtures.errors import HarnessError, UsageError
 from fixtures.models import resolve_model
 from suite.workload import shape
 from suite.workload.analyse import Analyser, Analysis
@@ -22,12 +24,15 @@ from suite.workload.datasets import TextReader, TextReading
 from suite.workload.distributions import parse_arrivals
 from suite.workload.generate_command import add_generate
 from suite.workload.reader import TraceReader, told
+from suite.workload.replay_command import add_replay
 from suite.workload.rules import TraceRules
 from suite.workload.tables import table
 from suite.workload.text import FileTokenizer
 from suite.workload.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, renumbered, write_trace
 
 EXIT_USAGE = 4
+EXIT_HARNESS = 12
+"""A replay that nothing answered."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as exc:
         tell(f"workload: {exc}")
         return EXIT_USAGE
+    except HarnessError as exc:
+        tell(f"workload: {exc}")
+        return EXIT_HARNESS
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -48,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m suite.workload", description="Request traces.", allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="{generate,analyse,convert}")
-    for add in (add_generate, _add_analyse, _add_convert):
+    commands = parser.add_subparsers(required=True, metavar="{generate,analyse,convert,replay}")
+    for add in (add_generate, _add_analyse, _add_convert, add_replay):
         add(commands)
     return parser
 
