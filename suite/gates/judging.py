@@ -216,8 +216,12 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     if arm == "native":
         return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
     native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
-    found = answers.judge_external_vs_native(native, oracle.native)
-    cold = [*_pairs(history, "external", "cold"), *_pairs(history, "external", "reference")]
+    equal = [(a, b) for a, b in native if a.cached_tokens == b.cached_tokens]
+    # A reader that reused less has computed in other shapes: that is the hit check's finding, and only the cold arm
+    # can say whether its answer is right.
+    unequal = [(a, b) for a, b in native if a.cached_tokens != b.cached_tokens]
+    found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
+    cold = [*_pairs(history, "external", "cold"), *_pairs(history, "external", "reference"), *unequal]
     return found + answers.judge_cold(cold, oracle.cold_limit).findings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,12 @@ ABSOLUTE_MINIMUM_NAT = 0.1
 measured for a foreign block of 32 tokens was 0.28 nat (4,000 tokens, 36 layers), for zeros 0.30 (8,000 tokens, 4 layers):
 `python -m fixtures.model_probe`."""
 
-COLD_FACTOR = 2.0
-"""The cold arm's limit over its floor. The floor is the largest of some dozens of samples of honest numeric noise; the
-largest of as many again may exceed it. The oracle is declared blind unless planted blocks exceed this same limit."""
+QUIET_NAT = 0.02
+"""Honest noise that is assumed where the calibration saw less: a floor of zero from some dozens of samples does not
+mean that the next sample is zero (4,000-token prompts on a CPU: 0 in most, 0.05 in some)."""
+
+SEPARATION = 2.0
+"""Planted wrong blocks must exceed the largest honest noise by this factor, or the cold arm cannot tell them apart."""
 
 POSITIONS = tuple(positions(3))
 
@@ -97,23 +101,31 @@ class Oracle:
 
     @property
     def cold_limit(self) -> answers.Floor:
-        """Limit of the cold arm for requests that were alone: the cold floor widened by ``COLD_FACTOR``."""
-        return self._widened(self.cold)
+        """Limit of the cold arm for requests that were alone."""
+        return self._between(self.cold)
 
     @property
     def cold_limit_concurrent(self) -> answers.Floor:
-        """Limit of the cold arm for requests beside others; ``check`` makes sure that planted blocks exceed it."""
-        return self._widened(self.cold_concurrent)
+        """Limit of the cold arm for requests beside others."""
+        return self._between(self.cold_concurrent)
 
-    @staticmethod
-    def _widened(floor: answers.Floor) -> answers.Floor:
+    def _between(self, floor: answers.Floor) -> answers.Floor:
+        """A limit between two measured populations: halfway, on a logarithmic scale, from the largest honest noise to
+        the smallest damage of a planted block.
+
+        The floor alone would be no limit: the largest of as many samples again may exceed it (seen on a GPU: 0.17 nat
+        after a floor of 0.09 from 6 pairs). Nothing escapes by this in the external arm, whose limit is the native floor.
+        """
+        damages = [d.max_nat for d in (self.planted or self.contrast).values() if not d.problem]
+        noise = max(floor.max_nat, QUIET_NAT)
+        limit = math.sqrt(noise * min(damages)) if damages and min(damages) > noise else floor.max_nat
         return answers.Floor(
             kind="cold",
-            max_nat=floor.max_nat * COLD_FACTOR,
+            max_nat=limit,
             pairs=floor.pairs,
             steps=floor.steps,
             parted=floor.parted,
-            margin_nat=floor.margin_nat * COLD_FACTOR,
+            margin_nat=floor.margin_nat,
             unusable=floor.unusable,
             first_problem=floor.first_problem,
         )
@@ -124,10 +136,10 @@ class Oracle:
         planted False: for a stack without a pool, where nothing can be planted; a prompt with one other block stands
         in (``contrast``), which shows that the model's answers depend on every block at all.
         """
-        widest = max(self.native_concurrent.max_nat, self.cold_limit_concurrent.max_nat)
+        widest = max(self.native_concurrent.max_nat, self.cold_concurrent.max_nat)
         floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
         seen = self.planted if planted else self.contrast
-        return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=1.0, at_least=len(POSITIONS))
+        return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=SEPARATION, at_least=len(POSITIONS))
 
     def numbers(self) -> dict[str, Any]:
         """As shown in a verdict."""
@@ -138,6 +150,7 @@ class Oracle:
             "cold_floor_pairs": self.cold.pairs,
             "native_floor_concurrent_nat": self.native_concurrent.max_nat,
             "cold_floor_concurrent_nat": self.cold_concurrent.max_nat,
+            "cold_limit_nat": self.cold_limit.max_nat,
             "contrast_nat": {where: d.max_nat for where, d in self.contrast.items()},
             "planted_nat": {where: d.max_nat for where, d in self.planted.items()},
         }

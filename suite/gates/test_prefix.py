@@ -103,7 +103,7 @@ class Divergent(Gate):
         for name, at, short in (
             ("first-block", 5, False),
             ("last-block-short", 7, True),
-            ("last-block-full", 31, False),
+            ("last-block-full", -1, False),
         ):
             yield Case(f"{self.id}.{name}", {"offset": at, "short": short, "last": name != "first-block"}, smoke=short)
 
@@ -114,7 +114,7 @@ class Divergent(Gate):
         blocks = 8
         prompts = stack.prompts(case.id)
         original = prompts.fresh("x", blocks * block + 1)
-        parting = ((blocks - 1) * block if case.params["last"] else 0) + case.params["offset"]
+        parting = ((blocks - 1) * block if case.params["last"] else 0) + case.params["offset"] % block
         tokens = parting + 9 if case.params["short"] else len(original)
         with stack.phase(case.id, "save"):
             stack.save(saver, original, role="cold/control")
