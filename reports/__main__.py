@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="{judge,render}")
     judge = commands.add_parser("judge", help="judge evidence again; list verdicts that differ from the recorded ones")
     judge.add_argument("--case", metavar="ID", help="only this case")
+    judge.add_argument(
+        "--write", metavar="DIR", help="write the verdicts given now (verdicts.json, report.md, report.html) into DIR"
+    )
     judge.set_defaults(command=_judge)
     render = commands.add_parser("render", help="show a run; write its report files")
     render.add_argument(
@@ -71,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 def _judge(options: argparse.Namespace, gates: dict[str, Gate] | None) -> int:
     gates = judging.known_gates() if gates is None else gates
     codes = []
+    if options.write and len(options.runs) > 1:
+        raise Usage("--write takes one run at a time; give one RUN")
     for name in options.runs:
         run = _load(name)
         try:
@@ -78,7 +83,10 @@ def _judge(options: argparse.Namespace, gates: dict[str, Gate] | None) -> int:
         except KeyError as exc:
             ids = [case for h in run.histories.values() for case in h.case_ids()]
             raise Usage(f"--case {options.case}: {name} has no such case; it has: {', '.join(ids) or 'none'}") from exc
-        _show(judgement.scoreboard(gates), options.width)
+        board = judgement.scoreboard(gates, run_info(run.histories.values()))
+        _show(board, options.width)
+        if options.write:
+            _write_judged(board, run, Path(options.write))
         for line in [*judging.report_lines(judgement), *_skipped(run)]:
             print(secrets_out(line))
         codes.append(judgement.exit_code)
@@ -147,6 +155,15 @@ def _write(board: Scoreboard, run: LoadedRun, run_dir: Path, redactor: Redactor)
         raise Usage(f"{run_dir}: cannot be written: {exc}; use --format to print only") from exc
     for path in written:
         print(f"wrote {path}")
+
+
+def _write_judged(board: Scoreboard, run: LoadedRun, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in write_all(board, folder, Redactor.of(run.histories.values(), run.path)):
+            print(f"wrote {path}")
+    except OSError as exc:
+        raise Usage(f"--write {folder}: cannot be written: {exc}") from exc
 
 
 def _show(board: Scoreboard, width: int | None) -> None:

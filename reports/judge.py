@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from reports import records as r
 from reports.evidence import LoadedRun
+from reports.runinfo import RunInfo
 from reports.scoreboard import Scoreboard, build
 from suite.contract import Gate, safe_judge
 
@@ -92,7 +93,7 @@ class Judgement:
             return EXIT_DIFFERENT
         return EXIT_SAME
 
-    def scoreboard(self, gates: Mapping[str, Gate]) -> Scoreboard:
+    def scoreboard(self, gates: Mapping[str, Gate], run: RunInfo | None = None) -> Scoreboard:
         """The verdicts given now (and those carried) as a scoreboard."""
         unknown = [
             (c, f"gate {g} is unknown to this version") for g, cases in self.unknown_gates.items() for c in cases
@@ -102,6 +103,7 @@ class Judgement:
             not_run=unknown,
             proofs=proofs(gates),
             evidence={case.now.case_id: f"{case.history}.jsonl" for case in self.cases},
+            run=run,
         )
 
 

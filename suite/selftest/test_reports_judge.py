@@ -211,3 +211,16 @@ def test_ten_thousand_requests_are_judged_in_time(tmp_path: Path) -> None:
     elapsed_s = time.perf_counter() - begun
     assert [c.now.numbers for c in judgement.cases] == [{"tokens": 100 * 200}] * 100
     assert elapsed_s < JUDGE_BOUND_S
+
+
+def test_verdicts_given_now_can_be_written_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = tmp_path / "run", tmp_path / "published"
+    with EvidenceWriter(run) as writer:
+        write_case(writer, "X.told.a", HANG, recorded=PASS)
+    assert main(["judge", str(run), "--write", str(out)], gates=GATES) == judge.EXIT_FAIL
+    capsys.readouterr()
+    assert '"FAIL"' in (out / "verdicts.json").read_text()
+    assert "X.told.a" in (out / "report.md").read_text()
+    assert sorted(p.name for p in run.iterdir()) == ["history-main.jsonl"]
+    assert main(["judge", str(run), str(run), "--write", str(out)], gates=GATES) == 4
+    assert "one run at a time" in capsys.readouterr().err
