@@ -134,7 +134,10 @@ def test_a_master_that_cannot_bind_its_port_exits(
 
 
 def test_whatever_depends_on_time_or_listens_is_explicit(tmp_path: Path) -> None:
-    plan = master(tmp_path, stack("client_ttl_s = 3\nkv_lease_ttl_ms = 700\neviction_ratio = 0.25"))
+    plan = master(
+        tmp_path,
+        stack("client_ttl_s = 3\nkv_lease_ttl_ms = 700\neviction_ratio = 0.25\neviction_high_watermark_ratio = 0.95"),
+    )
     flags = dict(arg.removeprefix("--").split("=", 1) for arg in plan.launch.argv[1:] if "=" in arg)
     assert flags == MASTER_DEFAULTS | {
         "rpc_port": str(plan.launch.ports[0]),
