@@ -63,6 +63,9 @@ class Stats:
     ticks: int = 0
     latest_tick_s: float = 0.0
     """The most that a tick was late."""
+    first_token_s: float = 0.0
+    """Of the latest round of streams: since none was open before. On CLOCK_MONOTONIC."""
+    last_token_s: float = 0.0
 
 
 class _Stream(asyncio.Protocol):
@@ -149,6 +152,9 @@ class TokenServer:
         self.parts: list[dict[_Stream, None]] = [{} for _ in range(TICKS)]
 
     def begin(self, stream: _Stream) -> None:
+        if not self.stats.open:
+            self.stats.first_token_s = 0.0
+            self.stats.latest_tick_s = 0.0
         min(self.parts, key=len)[stream] = None
         self.stats.streams += 1
         self.stats.open += 1
@@ -166,6 +172,9 @@ class TokenServer:
         stats.latest_tick_s = max(stats.latest_tick_s, loop.time() - due_s)
         part = self.parts[stats.ticks % TICKS]
         stats.tokens += len(part)
+        if part:
+            stats.last_token_s = loop.time()
+            stats.first_token_s = stats.first_token_s or stats.last_token_s
         for stream in [s for s in part if s.token()]:
             self.end(stream)
         stats.ticks += 1

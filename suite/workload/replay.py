@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 
+from fixtures.connection import cause
 from fixtures.errors import HarnessError, UsageError
 from fixtures.request import Target
 from fixtures.sse import excerpt
@@ -173,15 +174,16 @@ class Replay:
                 yield index, request
 
     async def _prepare(self) -> None:
-        """Make bodies ahead; ends with None, whatever happens."""
+        """Make bodies ahead; the last is followed by None, also where the trace turns out to be bad."""
         try:
             for index, request in self._todo():
                 engine = self._route(index, request)
                 content = await self.bodies.make(request, self.targets[engine].served_model)
                 await self._ready.put(_Ready(index, request, engine, content))
-        finally:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ready.put(None)
+        except UsageError:
+            await self._ready.put(None)
+            raise
+        await self._ready.put(None)
 
     async def _tell(self) -> None:
         while True:
@@ -306,9 +308,9 @@ class Replay:
         except TimeoutError:
             return status, f"deadline: no whole answer within {self.settings.deadline_s:g} s"
         except aiohttp.ClientConnectorError as exc:
-            return status, f"connect: {exc}"
+            return status, f"connect: {cause(exc)}"
         except (aiohttp.ClientError, OSError) as exc:
-            return status, f"lost: {type(exc).__name__}: {exc}"
+            return status, f"lost: {cause(exc)}"
         error = meter.finish_reading(ready.request.input_tokens)
         if not error and meter.tokens != ready.request.output_tokens:
             error = f"count: {ready.request.output_tokens} tokens were asked for, {meter.tokens} came"
