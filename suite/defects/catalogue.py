@@ -241,8 +241,12 @@ LYING_STORE: tuple[Defect, ...] = (
     _more(
         "lying-store",
         "truncated-value",
-        "a block's value is cut to half its length",
-        Catch(SIZE, FAILED_LOAD, FAILED_LOAD_WHY),
+        "the values of a saved prompt are cut to half their length",
+        Catch(
+            SIZE,
+            (F.HANG, F.UNBOUNDED_LOOKUPS),
+            "the honest scheduler looks up and loads again, hundreds of times, until the deadline or until they are gone",
+        ),
     ),
     _more(
         "lying-store",
@@ -265,14 +269,14 @@ LYING_HARNESS: tuple[Defect, ...] = (
         "lying-harness",
         "stale-scrape",
         "counters are read once and shown again and again",
-        Catch(K3, (F.ZERO_HITS, F.CONSERVATION), "counters that do not move look like a pool that is never hit"),
+        Catch(K3, (F.CONSERVATION,)),
         unit="scrapes",
     ),
     _more(
         "lying-harness",
         "used-prompt",
         "prompts that ought to be fresh were sent before",
-        Catch(K3, (F.EXTRA_HITS,)),
+        Catch(K3, (F.EXTRA_HITS, F.SAVE_NOT_VISIBLE), "what is in the pool already hits, and adds no key"),
         unit="prompts",
     ),
     _more(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-import zlib
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from fixtures.client import Client
 from fixtures.errors import HarnessError
@@ -13,7 +15,7 @@ from fixtures.models import TINY, ensure_model, resolve_model
 from suite.contract import Case, Gate
 from suite.defects.catalogue import CATALOGUE, LYING_HARNESS, LYING_STORE, MISCONFIGURATION
 from suite.defects.client_gate import ERRORS, LateClient, ttft_errors
-from suite.defects.planted import TOLD, LyingConnectorGate, Planted
+from suite.defects.planted import REQUEST_S, TOLD, LyingConnectorGate, Planted
 from suite.defects.stack_lies import (
     tampered,
     with_idle_faults,
@@ -79,9 +81,14 @@ TAMPERING: dict[str, dict[str, Any]] = {
 
 
 class LyingStoreGate(Planted):
-    """One value of the pool is changed after the prompt was saved and before another engine reads it."""
+    """Values of the pool are changed after the prompt was saved and before another engine reads it."""
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        spec = super().stack(base, case)
+        return spec.with_changes(timeouts=msgspec.structs.replace(spec.timeouts, request_s=REQUEST_S))
 
     def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)  # its keys are nobody's victims
         gate, inner = self._inner(case)
         before = stack.keys()
         done: list[dict[str, Any]] = []
@@ -90,7 +97,8 @@ class LyingStoreGate(Planted):
             if phase != "external":
                 return
             own = sorted(inside.keys() - before)
-            done.append(tampered(inside, own, sorted(before), TAMPERING[self.defect.id], zlib.crc32(case.id.encode())))
+            rng = random.Random(case.id)
+            done.extend(tampered(inside, own, sorted(before), TAMPERING[self.defect.id], rng))
 
         gate.collect(with_phase_hook(stack, hook), inner)
         landed = [d for d in done if d["landed"]]

@@ -98,20 +98,24 @@ def with_used_prompts(stack: Stack, used: list[str]) -> Stack:
     return seen_as(stack, Used)
 
 
-def tampered(stack: Stack, keys: list[str], others: list[str], how: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Change one of ``keys`` in the pool, with a store client of our own; what was done, with digests from outside.
+def tampered(
+    stack: Stack, keys: list[str], others: list[str], how: dict[str, Any], rng: random.Random
+) -> list[dict[str, Any]]:
+    """Change values in the pool with a store client of our own; what was done to each, with digests from outside.
 
-    how: a step of ``fixtures.store_tool`` without its key; ``copy`` gets its source from ``others``.
+    how: a step of ``fixtures.store_tool`` without its key; ``copy`` gets its source from ``others``. All ``keys`` are
+    truncated (a load fails at its first bad block, so which one is bad would matter); of the others, one is changed.
     """
-    rng = random.Random(seed)
-    key = rng.choice(sorted(keys))
-    step = dict(how)
-    if step["op"] == "remove":
-        (before,) = stack.store_tool([{"op": "digest", "keys": [key]}])
-        (status,) = stack.store_tool([{**step, "keys": [key]}])
-        return {"key": key, "before": before[key], "after": None, "status": status[key], "landed": status[key] == 0}
-    if step.get("how") == "copy":
-        step["source"] = rng.choice(sorted(others))
-    (answer,) = stack.store_tool([{**step, "key": key}])
-    landed = answer["put"] == 0 and answer["before"] != answer["after"]
-    return {"key": key, **answer, "landed": landed}
+    chosen = sorted(keys) if how.get("how") == "truncate" else [rng.choice(sorted(keys))]
+    if how["op"] == "remove":
+        before, status, after = stack.store_tool([{"op": op, "keys": chosen} for op in ("digest", "remove", "digest")])
+        return [
+            {"key": k, "before": before[k], "after": after[k], "landed": status[k] == 0 and after[k] is None}
+            for k in chosen
+        ]
+    source = {"source": rng.choice(sorted(others))} if how["how"] == "copy" else {}
+    answers = stack.store_tool([{**how, **source, "key": key} for key in chosen])
+    return [
+        {"key": key, **answer, "landed": answer["put"] == 0 and answer["before"] != answer["after"]}
+        for key, answer in zip(chosen, answers, strict=True)
+    ]

@@ -11,8 +11,8 @@ from typing import Any
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, conservation, hits, liveness, logs, parity, sources
-from suite.checks.base import finding, run
+from suite.checks import answers, conservation, degrade, hits, liveness, logs, parity, sources
+from suite.checks.base import PROMPT, STORE_LOOKUP, finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
@@ -27,6 +27,7 @@ PRIORITY = (
     r.FindingCode.HANG,
     r.FindingCode.FAILED_REQUEST,
     r.FindingCode.SAVE_NOT_VISIBLE,
+    r.FindingCode.UNBOUNDED_LOOKUPS,
     r.FindingCode.ZERO_HITS,
 )
 """Primary finding first; codes not named here keep their order behind these."""
@@ -108,6 +109,7 @@ def judge_arms(
         "answers": lambda: _answers(history, oracle, arm),
         "hits": lambda: _hits(history, measured),
         "accounting": lambda: _accounting(history, measured),
+        "lookups": lambda: _lookups(history, measured),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
@@ -180,6 +182,9 @@ def _tokens(history: History, o: r.Observation, arm: str) -> int:
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
     found: list[r.Finding] = []
     for o in measured:
+        delta = delta_of(history, o)
+        if o.ok and delta is not None and delta.get(PROMPT) != len(o.prompt_token_ids):
+            continue  # its tokens were not counted (conservation says so): the same counters say nothing of its hits
         local, external = expected_local(history, o), expected_external(history, o)
         expected = hits.Expected(
             local_tokens=local,
@@ -188,7 +193,23 @@ def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding
             block_tokens=history.engine(o.engine).block_tokens,
             at_most_tokens=local + external,
         )
-        found += hits.check_hits(o, delta_of(history, o), expected)
+        found += hits.check_hits(o, delta, expected)
+    return found
+
+
+def _lookups(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
+    """No request is looked up again and again. Prompts shorter than a block, and engines without a pool, look up nothing."""
+    stack = history.stack
+    budget: Any = stack.spec["budget"] if stack else {}
+    found: list[r.Finding] = []
+    for o in measured:
+        delta = delta_of(history, o) or {}
+        if any(
+            count
+            for name, count in delta.items()
+            if name.startswith(f"store.{STORE_LOOKUP}.") and name.endswith(".ops")
+        ):
+            found += degrade.check_lookups([o], delta, max_lookups=int(budget["max_lookups"]))
     return found
 
 
