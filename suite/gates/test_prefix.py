@@ -22,6 +22,11 @@ DEEP_MAX_LEN = 12288
 """Room for the largest load of the size axis: 36 layers x 2 x 278 blocks of 32 tokens are 20,016 slices."""
 
 
+DEEP_SEGMENT_BYTES = 1536 << 20
+"""An engine's share of the pool: calibration and all loads of the axis take 1 GiB (a block of 32 tokens 0.6 MB), and
+nothing may be evicted: that would be another test."""
+
+
 class Boundary(Gate):
     """Claim: at every prompt length around a block boundary, an external hit covers exactly the whole blocks before the
     last token, and the answer is that of the engine's own cache.
@@ -159,7 +164,10 @@ class LoadSize(Gate):
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         if not case.params["deep"]:
             return base
-        return base.with_all_engines(model=DEEP_MODEL, max_model_len=DEEP_MAX_LEN)
+        spec = base.with_all_engines(model=DEEP_MODEL, max_model_len=DEEP_MAX_LEN)
+        if spec.store is None:
+            return spec
+        return spec.with_store(segment_bytes=max(spec.store.segment_bytes, DEEP_SEGMENT_BYTES))
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
