@@ -40,8 +40,12 @@ PLANTED_PROMPT_TOKENS = 2000
 """Length of the prompt that gets a wrong block, as in the measurement that this suite was begun with."""
 
 
-def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: str, tag: str = "") -> None:
-    """Send ``prompt`` through the four arms, in the order of the table above. ``tag`` tells prompts of a case apart."""
+def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: str, tag: str = "") -> bool:
+    """Send ``prompt`` through the four arms, in the order of the table above. ``tag`` tells prompts of a case apart.
+
+    Returns whether the external arm was answered. Where it was not, nothing more is sent to the reader: each further
+    request would wait for its deadline too, and add nothing.
+    """
     suffix = f"/{tag}" if tag else ""
     if REFERENCE in stack.engines:
         with stack.phase(case_id, f"reference{suffix}"):
@@ -51,8 +55,12 @@ def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: s
     with stack.phase(case_id, f"native{suffix}"):
         stack.ask_measured(saver, prompt, role=f"native{suffix}")
     with stack.phase(case_id, f"external{suffix}"):
-        stack.ask_measured(reader, prompt, role=f"external{suffix}")
-        stack.ask_measured(reader, prompt, role=f"native-2{suffix}")
+        answered = stack.ask_measured(reader, prompt, role=f"external{suffix}").ok
+        if answered:
+            stack.ask_measured(reader, prompt, role=f"native-2{suffix}")
+        else:
+            stack.dirty = True
+    return answered
 
 
 def other_engine(stack: Stack, engine: str) -> str:

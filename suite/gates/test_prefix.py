@@ -174,9 +174,9 @@ class LoadSize(Gate):
         saver, reader = stack.names[0], stack.names[1]
         tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
         prompt = stack.prompts(case.id).fresh("x", tokens)
-        reuse_arms(stack, case.id, prompt, saver, reader)
+        answered = reuse_arms(stack, case.id, prompt, saver, reader)
         with stack.phase(case.id, "repeated"):
-            for again in ("2", "3"):
+            for again in ("2", "3") if answered else ():
                 stack.reset_local_cache(reader)
                 stack.ask_measured(reader, prompt, f"external/again-{again}")
         stack.scan_logs(case.id)
