@@ -119,7 +119,7 @@ def test_every_make_target_says_what_it_does() -> None:
 
 def test_setup_refuses_extras_that_cannot_be() -> None:
     pyproject = ROOT / "pyproject.toml"
-    with pytest.raises(setup_env.SetupError, match="no extra 'cqu'; there are: .*cpu"):
+    with pytest.raises(setup_env.SetupError, match=r"no extra 'cqu'; there are: .*cpu"):
         setup_env.read_requirements(pyproject, ["cqu"])
     with pytest.raises(setup_env.SetupError, match="cpu and cuda13 exclude each other"):
         setup_env.read_requirements(pyproject, ["cpu", "cuda13"])
