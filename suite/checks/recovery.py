@@ -109,8 +109,8 @@ def check_growth(
     """Sockets, threads and resident memory of one unit do not grow with repetitions of the same thing.
 
     snapshots: one after each repetition, in order; the first ``warmup`` ones are left out (caches and pools fill).
-    Rule: Theil-Sen slope x repetitions above the floor *and* a steady rise (Kendall tau), and both still so whichever
-    one point is left out: no single outlier makes a growth.
+    Rule: Theil-Sen slope x repetitions and the rise from first to last above the floor, *and* a steady rise (Kendall
+    tau), all still so whichever one point is left out: no single outlier makes a growth.
     """
     units = {s.unit for s in snapshots}
     if len(units) > 1:
@@ -127,7 +127,8 @@ def check_growth(
         points_of = list(enumerate(series))
         kept = [points_of, *([p for p in points_of if p[0] != i] for i in range(len(series)))]
         slope, tau = min(map(theil_sen, kept)), min(map(kendall_tau, kept))
-        if slope * (len(series) - 1) > floor and tau >= STEADY:
+        rise = min(points_left[-1][1] - points_left[0][1] for points_left in kept)
+        if min(slope * (len(series) - 1), rise) > floor and tau >= STEADY:
             found.append(
                 finding(
                     r.FindingCode.RESOURCE_GROWTH,

@@ -31,7 +31,7 @@ def page() -> str:
         "",
     ]
     for family, title in FAMILIES.items():
-        gates = [gate for gate in registry().values() if gate.id.split(".")[0] == family]
+        gates = sorted((g for g in registry().values() if g.id.split(".")[0] == family), key=lambda g: g.id)
         if gates:
             lines += [f"## {family}: {title}", ""]
             for gate in gates:
