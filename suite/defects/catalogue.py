@@ -281,6 +281,13 @@ LYING_HARNESS: tuple[Defect, ...] = (
     ),
     _more(
         "lying-harness",
+        "launcher-environment",
+        "the environment of processes is taken from the launcher, not from the kernel",
+        Catch("H.seed.different", (F.MISLEADING_MESSAGE,)),
+        unit="processes",
+    ),
+    _more(
+        "lying-harness",
         "late-client",
         "the client looks at the clock 5 ms after the bytes came",
         Catch(CLIENT, (F.HARNESS_EXCEPTION,), outcome="HARNESS_ERROR"),

@@ -19,6 +19,7 @@ from suite.defects.planted import REQUEST_S, TOLD, LyingConnectorGate, Planted
 from suite.defects.stack_lies import (
     tampered,
     with_idle_faults,
+    with_launcher_environment,
     with_phase_hook,
     with_stale_scrapes,
     with_used_prompts,
@@ -111,6 +112,7 @@ HARNESS: dict[str, Callable[[Stack, list[str]], Stack]] = {
     "idle-fault": with_idle_faults,
     "stale-scrape": with_stale_scrapes,
     "used-prompt": with_used_prompts,
+    "launcher-environment": with_launcher_environment,
 }
 
 

@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import msgspec
+
 from fixtures.runtimes.base import Handle
+from fixtures.runtimes.sockets import snapshot
 from fixtures.stack import Stack
+from reports import records as r
 from suite.workload.prompts import Prompt, PromptMaker
 
 StackT = TypeVar("StackT", bound=Stack)
@@ -96,6 +100,22 @@ def with_used_prompts(stack: Stack, used: list[str]) -> Stack:
             return Spent(maker.seed, maker.vocab_size, maker.block_tokens)
 
     return seen_as(stack, Used)
+
+
+def with_launcher_environment(stack: Stack, replaced: list[str]) -> Stack:
+    """The stack, whose processes are all shown with the environment of the first engine, as a launcher would have it."""
+
+    class Launcher(Stack):
+        def snapshot_processes(self, unit: str, label: str) -> r.ProcessSnapshot:
+            first = snapshot(self.handle(self.names[0]), label).processes[0].env
+            taken = snapshot(self.handle(unit), label)
+            shown = tuple(msgspec.structs.replace(p, env=first) for p in taken.processes)
+            replaced.extend(str(p.pid) for p in taken.processes if p.env != first)
+            taken = msgspec.structs.replace(taken, processes=shown)
+            self.record(taken)
+            return taken
+
+    return seen_as(stack, Launcher)
 
 
 def tampered(

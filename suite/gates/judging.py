@@ -12,7 +12,7 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, liveness, logs, parity, sources
-from suite.checks.base import PROMPT, STORE_LOOKUP, finding, run
+from suite.checks.base import EXTERNAL, PROMPT, STORE_LOOKUP, finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
@@ -106,6 +106,7 @@ def judge_arms(
         "liveness": lambda: liveness.check_liveness(observed),
         "clock": lambda: liveness.check_clock(observed),
         "oracle": lambda: oracle.check(planted=arm == "external"),
+        "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in measured) else [],
         "answers": lambda: _answers(history, oracle, arm),
         "hits": lambda: _hits(history, measured),
         "accounting": lambda: _accounting(history, measured),
@@ -177,6 +178,10 @@ def delta_of(history: History, o: r.Observation) -> dict[str, float] | None:
 def _tokens(history: History, o: r.Observation, arm: str) -> int:
     delta = delta_of(history, o) or {}
     return int(delta.get("prompt_tokens.external" if arm == "external" else "prompt_tokens.local", -1))
+
+
+def _external(history: History, o: r.Observation) -> float:
+    return (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
 
 
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:

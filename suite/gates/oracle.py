@@ -9,6 +9,7 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import answers
+from suite.checks.base import finding
 from suite.gates.arms import CALIBRATION, positions
 
 ABSOLUTE_MINIMUM_NAT = 0.1
@@ -43,8 +44,13 @@ class Oracle:
     def __init__(self, history: History) -> None:
         records = calibration_records(history)
         seen = [x for x in records if isinstance(x, r.Observation) and x.case_id == CALIBRATION]
+        self.between = self._between_engines(seen)
+        """Native answers of different engines to one prompt. Engines whose answers differ for other reasons than noise
+        (weights, dtypes) may not widen the floor by which their sharing is judged: see ``check_same_function``."""
         self.native = self._native(seen, "floor-native")
         """Requests alone on their engine, as the arms send them."""
+        if self.one_function:
+            self.native = self.native.merged(self.between)
         self.cold = self._cold(seen, "")
         self.native_concurrent = self.native.merged(self._native(seen, "floor-native-concurrent"))
         """Requests beside others: they share batches, whose shapes differ from run to run."""
@@ -53,25 +59,44 @@ class Oracle:
         self.contrast = self._contrast(seen)
 
     @staticmethod
-    def _by_prompt(seen: Sequence[r.Observation], role: str) -> list[list[r.Observation]]:
-        groups: dict[tuple[int, ...], list[r.Observation]] = {}
+    def _groups(seen: Sequence[r.Observation], role: str) -> dict[tuple[int, ...], dict[str, list[r.Observation]]]:
+        """Answers in a role: prompt -> engine -> answers."""
+        groups: dict[tuple[int, ...], dict[str, list[r.Observation]]] = {}
         for o in seen:
             if o.role == role:
-                groups.setdefault(o.prompt_token_ids, []).append(o)
-        return list(groups.values())
+                groups.setdefault(o.prompt_token_ids, {}).setdefault(o.engine, []).append(o)
+        return groups
 
     def _native(self, seen: Sequence[r.Observation], role: str) -> answers.Floor:
-        pairs = [(group[0], other) for group in self._by_prompt(seen, role) for other in group[1:]]
-        return answers.native_floor(pairs)
+        own = [group for engines in self._groups(seen, role).values() for group in engines.values()]
+        return answers.native_floor([(group[0], other) for group in own for other in group[1:]])
+
+    def _between_engines(self, seen: Sequence[r.Observation]) -> answers.Floor:
+        firsts = [[group[0] for group in engines.values()] for engines in self._groups(seen, "floor-native").values()]
+        return answers.native_floor([(group[0], other) for group in firsts for other in group[1:]])
+
+    @property
+    def one_function(self) -> bool:
+        """The engines answer alike, as far as noise goes: what one computes is of use to the other."""
+        return self.between.max_nat < ABSOLUTE_MINIMUM_NAT
+
+    def check_same_function(self) -> list[r.Finding]:
+        """Engines that read each other's KV give one answer to one prompt when they share nothing."""
+        if self.one_function:
+            return []
+        text = f"without any reuse, the engines' answers to one prompt differ by {self.between.max_nat:.3g} nat"
+        message = f"{text}: they do not compute the same (weights, dtype, configuration), and share KV all the same"
+        return [finding(r.FindingCode.FOREIGN_REUSE, message, **self.between.numbers())]
 
     def _cold(self, seen: Sequence[r.Observation], suffix: str) -> answers.Floor:
-        natives = {g[0].prompt_token_ids: g[0] for g in self._by_prompt(seen, f"floor-native{suffix}")}
-        pairs = [
-            (cold, natives[cold.prompt_token_ids])
-            for group in self._by_prompt(seen, f"floor-cold{suffix}")
-            for cold in group
-            if cold.prompt_token_ids in natives
-        ]
+        natives = self._groups(seen, f"floor-native{suffix}")
+        pairs = []
+        for prompt, engines in self._groups(seen, f"floor-cold{suffix}").items():
+            for engine, group in engines.items():
+                # A reference engine has no native answers of its own: any engine's stand in.
+                found = natives.get(prompt, {})
+                native = found.get(engine) or next(iter(found.values()), [])
+                pairs += [(cold, native[0]) for cold in group if native]
         return answers.cold_floor(pairs)
 
     @staticmethod
@@ -146,6 +171,7 @@ class Oracle:
         return {
             "native_floor_nat": self.native.max_nat,
             "native_floor_pairs": self.native.pairs,
+            "between_engines_nat": self.between.max_nat,
             "cold_floor_nat": self.cold.max_nat,
             "cold_floor_pairs": self.cold.pairs,
             "native_floor_concurrent_nat": self.native_concurrent.max_nat,
