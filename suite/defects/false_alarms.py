@@ -36,6 +36,10 @@ from suite.gates import registry
 CONFIDENCE = 0.95
 FILE_NAME = "false_alarms.json"
 
+KNOWN_RED = ("O.no-master",)
+"""Gates that the tested releases fail on a healthy stack too (an engine without a master never becomes ready): their
+FAIL is no false alarm."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -80,7 +84,7 @@ def healthy_cases(gates: dict[str, Gate]) -> dict[str, list[Case]]:
     found = {}
     for gate in gates.values():
         cases = [c for c in gate.cases() if c.core and not (c.dirties or c.variant or c.needs)]
-        if cases and gate.needs_pool:
+        if cases and gate.needs_pool and gate.id not in KNOWN_RED:
             found[gate.id] = cases
     return found
 
