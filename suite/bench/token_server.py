@@ -62,10 +62,9 @@ class Stats:
     tokens: int = 0
     ticks: int = 0
     latest_tick_s: float = 0.0
-    """The most that a tick was late."""
-    first_token_s: float = 0.0
-    """Of the latest round of streams: since none was open before. On CLOCK_MONOTONIC."""
+    """The most that a tick was late, since a stream was opened when none was."""
     last_token_s: float = 0.0
+    """When the last token was sent, on CLOCK_MONOTONIC."""
 
 
 class _Stream(asyncio.Protocol):
@@ -153,7 +152,6 @@ class TokenServer:
 
     def begin(self, stream: _Stream) -> None:
         if not self.stats.open:
-            self.stats.first_token_s = 0.0
             self.stats.latest_tick_s = 0.0
         min(self.parts, key=len)[stream] = None
         self.stats.streams += 1
@@ -174,7 +172,6 @@ class TokenServer:
         stats.tokens += len(part)
         if part:
             stats.last_token_s = loop.time()
-            stats.first_token_s = stats.first_token_s or stats.last_token_s
         for stream in [s for s in part if s.token()]:
             self.end(stream)
         stats.ticks += 1

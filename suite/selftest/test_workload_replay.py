@@ -38,9 +38,9 @@ LATE_S = 0.9
 
 
 @pytest.fixture(scope="module", autouse=True)
-def aiohttp_is_here() -> None:
-    if importlib.util.find_spec("aiohttp") is None:
-        skip_untestable(str(Untestable("aiohttp", "the package cannot be imported", "install the extra bench")))
+def httptools_is_here() -> None:
+    if importlib.util.find_spec("httptools") is None:
+        skip_untestable(str(Untestable("httptools", "the package cannot be imported", "install the extra bench")))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def replay(
     engines: int = 1,
     **settings: Any,
 ) -> tuple[list[ReplayResult], Any]:
-    from suite.workload.replay import Replay, ReplaySettings  # why here: needs aiohttp
+    from suite.workload.replay import Replay, ReplaySettings  # why here: needs httptools
 
     found: list[ReplayResult] = []
     targets = {f"e{n}": Target(url, "served") for n in range(engines)}
@@ -225,6 +225,21 @@ def test_usage_in_every_event_counts_tokens_and_a_wrong_prompt_length_is_found()
     )
     assert meter.finish_reading(9) == ""
     assert meter.finish_reading(10) == "count: a prompt of 10 tokens was sent, the server says 9"
+
+
+def test_every_way_of_cutting_a_stream_into_reads_counts_the_same() -> None:
+    events = [{"choices": [{"text": "x", "token_ids": [n], "finish_reason": None}]} for n in range(4)]
+    events[-1]["choices"][0]["finish_reason"] = "stop"  # type: ignore[assignment]
+    events.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}})  # type: ignore[dict-item]
+    stream = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events) + b": alive\n\ndata: [DONE]\n\n"
+    one = stream.index(b"\n\n") + 2
+    for first in range(1, one + 10):
+        for size in (len(stream), one, 7):
+            meter = StreamMeter()
+            cuts = [0, first, *range(first + size, len(stream), size), len(stream)]
+            for a, b in pairwise(cuts):
+                meter.feed(stream[a:b], 1.0)
+            assert (meter.finish_reading(1), meter.tokens, meter.finish) == ("", 4, "stop"), (first, size)
 
 
 def test_bodies_hold_exactly_the_tokens_of_the_trace() -> None:

@@ -5,9 +5,7 @@ Closed loop: a fixed number of requests is in flight, and the next one is due th
 the time a request was *due* (``ReplayResult.intended_s``), so a stall of client or server is in the result of every request
 that it held up, not only in that of one.
 
-One connection a request, on aiohttp: its cost for a token does not grow with the number of streams, and no kept connection can be
-closed by the server at the moment of its reuse. Proxies from the environment are never used. ``python -m suite.bench.client_ceiling``
-measures how much this client carries; ``ReplayResult.sent_s - intended_s`` shows in every run whether it kept up.
+``python -m suite.bench.client_ceiling`` measures how much this client carries; ``ReplayResult.sent_s - intended_s`` shows in every run whether it kept up.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from fixtures.connection import cause
 from fixtures.errors import HarnessError, UsageError
 from fixtures.request import Target
 from fixtures.sse import excerpt
 from suite.workload.bodies import Bodies
+from suite.workload.exchange import Exchange, ProtocolError, look_up
 from suite.workload.results import ReplayResult, ResultFile
 from suite.workload.routing import Policy, route
 from suite.workload.streams import StreamMeter
@@ -36,7 +33,6 @@ GIVE_UP_AFTER = 100
 _READY_BODIES = 64
 """Bodies made ahead, so that making one does not make its request late."""
 _TELL_EVERY_S = 1.0
-_ERROR_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,20 +142,18 @@ class Replay:
         self._began_s = time.monotonic()
         if self.results is not None:
             self.results.begin(time.time())
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=None, sock_read=None)
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
-            helpers = [asyncio.create_task(self._prepare()), asyncio.create_task(self._tell())]
-            try:
-                await (self._closed_loop() if self.settings.concurrency else self._open_loop())
-                if helpers[0].done():
-                    helpers[0].result()  # a trace that cannot be sent
-            finally:
-                for task in helpers:
-                    task.cancel()
-                await asyncio.gather(*helpers, return_exceptions=True)
-                if self.results is not None:
-                    self.results.flush()
+        self._addresses = {n: await look_up(t.url, "/v1/completions", t.headers) for n, t in self.targets.items()}
+        helpers = [asyncio.create_task(self._prepare()), asyncio.create_task(self._tell())]
+        try:
+            await (self._closed_loop() if self.settings.concurrency else self._open_loop())
+            if helpers[0].done():
+                helpers[0].result()  # a trace that cannot be sent
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            if self.results is not None:
+                self.results.flush()
         if self._failed_in_row >= GIVE_UP_AFTER:
             raise HarnessError(f"replay: {self.state.stopped}; the first was {self.state.first_error}")
 
@@ -291,30 +285,30 @@ class Replay:
 
     async def _exchange(self, ready: _Ready, meter: StreamMeter) -> tuple[int | None, str]:
         """Status and error of one exchange; tokens go to the meter."""
-        target = self.targets[ready.engine]
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **target.headers}
-        status: int | None = None
+        address = self._addresses[ready.engine]
+        exchange = Exchange(address.request(ready.content), meter.feed)
+        transport: asyncio.Transport | None = None
         try:
-            async with (
-                asyncio.timeout(self.settings.deadline_s),
-                self._session.post(f"{target.url}/v1/completions", data=ready.content, headers=headers) as response,
-            ):
-                status = response.status
-                if status != 200:
-                    return status, f"http {status}: {excerpt(await response.content.read(_ERROR_BYTES))}"
-                now = time.monotonic
-                async for data in response.content.iter_any():
-                    meter.feed(data, now())
-        except TimeoutError:
-            return status, f"deadline: no whole answer within {self.settings.deadline_s:g} s"
-        except aiohttp.ClientConnectorError as exc:
-            return status, f"connect: {cause(exc)}"
-        except (aiohttp.ClientError, OSError) as exc:
-            return status, f"lost: {cause(exc)}"
+            async with asyncio.timeout(self.settings.deadline_s):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: exchange, address.host, address.port, ssl=address.tls, server_hostname=address.server_name
+                )
+                await exchange.done
+        except ProtocolError as exc:
+            return exchange.status, f"stream: {exc}"
+        except OSError as exc:
+            if isinstance(exc, TimeoutError) and exc.errno is None:  # ours; the system's has a number
+                return exchange.status, f"deadline: no whole answer within {self.settings.deadline_s:g} s"
+            return exchange.status, f"{'connect' if transport is None else 'lost'}: {cause(exc)}"
+        finally:
+            if transport is not None:
+                transport.abort()
+        if exchange.status != 200:
+            return exchange.status, f"http {exchange.status}: {excerpt(bytes(exchange.error_body))}"
         error = meter.finish_reading(ready.request.input_tokens)
         if not error and meter.tokens != ready.request.output_tokens:
             error = f"count: {ready.request.output_tokens} tokens were asked for, {meter.tokens} came"
-        return status, error
+        return exchange.status, error
 
 
 Start = Callable[[Coroutine[Any, Any, None], Callable[[], None]], None]

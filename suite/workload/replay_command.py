@@ -73,7 +73,7 @@ def add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _replay(options: argparse.Namespace) -> None:
     try:
-        from suite.workload.replay import Replay, ReplaySettings  # why here: aiohttp is an extra
+        from suite.workload.replay import Replay, ReplaySettings  # why here: httptools is an extra
     except ModuleNotFoundError as exc:
         raise UsageError(f"replay needs {exc.name}: install the extra `bench`") from exc
     model = resolve_model(options.model)
