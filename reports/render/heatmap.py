@@ -104,7 +104,8 @@ def build(verdicts: Iterable[r.Verdict], runs: Sequence[str] = (), gates: Sequen
     """
     last = {v.case_id: v for v in verdicts if "planted" in v.numbers}
     cells = tuple(_cell(v) for v in last.values())
-    defects = tuple(dict.fromkeys(c.defect for c in cells))
+    kinds = list(dict.fromkeys(c.kind for c in cells))
+    defects = tuple(dict.fromkeys(c.defect for c in sorted(cells, key=lambda c: kinds.index(c.kind))))
     seen = tuple(dict.fromkeys([*gates, *(c.gate for c in cells)]))
     caught = {c.defect for c in cells if c.state is State.CAUGHT}
     red = {c.gate for c in cells if c.state in (State.CAUGHT, State.OTHERWISE)}
