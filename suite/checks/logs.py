@@ -63,6 +63,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("rejected-transfer", r"(READ|WRITE) rejected by server|(?i:\b(read|write|transfer)\b.{0,40}\b(rejected|refused)\b|\brejected transfer\b)", "the owner's transfer server refused a range"),
     _pattern("rejected-transfer", r"malformed (READ|WRITE) \w+ frame|(Client|Server)Session::\w+ failed|failed to read (READ|WRITE) \w+ frame", "the transfer protocol broke"),
     _pattern("rejected-transfer", r"\bTransfer (failed|submission failed)|Failed to submit all transfers|submitTransfer failed|TRANSFER_FAIL\b|(?i:\bdata transfer timeout)|scatter transfer .*(failed|timed out)", "the transfer engine gave up on data"),
+    _pattern("rejected-transfer", r"queue-full rejection count|lane failure totals: queue_full=[1-9]", "the TCP transport turned away what its queue for one peer does not hold"),
     _pattern("rejected-transfer", r"register_buffer failed|(?i:failed to register .*memory)|(?i:corrupted segment descriptor)", "memory that the transfer engine may not touch"),
     _pattern("connection", r"TcpTransport::\w+ failed|(?i:failed to ping master|heartbeat failed|ping failed)|Failed to remount segments", "a peer was not there, or was given up"),
     _pattern("connection", r"RPC call failed|\bRPC_FAIL\b|(?i:connection (reset|refused|closed by peer|timed out)|broken pipe|failed to connect)", "a peer was not there"),

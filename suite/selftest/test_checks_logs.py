@@ -68,6 +68,7 @@ SICK = {
         "E1129 10:00:00.000000 1 tcp_transport.cpp:1] ClientSession::readBody failed. Error: End of file",
         "E1129 10:00:00.000000 1 client_service.cpp:1] Transfer failed for key: k",
         "E1129 10:00:00.000000 1 transfer_engine_py.cpp:1] Sync data transfer timeout after 30 s",
+        "W1129 18:23:34.133116 26651 tcp_transport_lane_impl.h:1330] TCP lane queue-full rejection count: 1",
     ],
     "connection": [
         "E1129 16:16:29.849189  9929 master_client.cpp:370] RPC call failed: End of file",
