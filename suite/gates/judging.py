@@ -135,6 +135,14 @@ def explanation(history: History, findings: Sequence[r.Finding]) -> dict[str, st
     if not findings:
         return {}
     cause, production = CAUSES.get(findings[0].code, ("", "invisible"))
+    for line in history.of(r.LogLine):
+        if "queue-full rejection" in line.text:
+            cause = (
+                "the load has more slices than Mooncake's TCP queue for one peer holds"
+                " (MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER); the rest is turned away and waited for"
+            )
+            production = f"log of {line.unit}: {line.text.strip()[-60:]}"
+            break
     return {
         "cause": cause,
         "production": production,

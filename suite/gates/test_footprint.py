@@ -45,6 +45,12 @@ class Footprint(Gate):
     claim = (
         "a request served from the pool costs few lookups and little time, and leaves no KV behind, cancelled or not"
     )
+    proof = (
+        "lookup-storm",
+        "slow-load",
+        "pinned-save",
+        "leak-on-cancel",
+    )
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.served", {"cancel": False}, smoke=True)

@@ -48,6 +48,12 @@ class Share(Gate):
 
     id = "H.share"
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
+    proof = (
+        "foreign-block",
+        "other-seed",
+        "sibling-weights",
+        "other-dtype",
+    )
 
     def cases(self) -> Iterable[Case]:
         for direction in ("forward", "backward"):

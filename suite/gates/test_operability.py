@@ -106,6 +106,7 @@ class LookupChannel(Gate):
 
     id = "O.lookup-channel"
     claim = "each engine of a host has a lookup channel of its own"
+    proof = ("shared-lookup",)
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.isolated", {"isolated": True}, smoke=True)

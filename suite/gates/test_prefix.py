@@ -39,6 +39,25 @@ class Boundary(Gate):
 
     id = "P.boundary"
     claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
+    proof = (
+        "foreign-block",
+        "zero-block",
+        "skipped-layer",
+        "swapped-layers",
+        "unloaded",
+        "late-load",
+        "corrupt-save",
+        "foreign-save",
+        "unsaved",
+        "block-too-many",
+        "block-too-few",
+        "doubled-bytes",
+        "load-error",
+        "lookup-hang",
+        "crash",
+        "stale-scrape",
+        "used-prompt",
+    )
 
     def cases(self) -> Iterable[Case]:
         for blocks in (1, 2, 3, 16, 62):
@@ -103,6 +122,12 @@ class Divergent(Gate):
 
     id = "P.divergent"
     claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
+    proof = (
+        "foreign-block",
+        "short-key",
+        "ignored-salt",
+        "block-too-many",
+    )
 
     def cases(self) -> Iterable[Case]:
         for name, at, short in (
@@ -153,6 +178,19 @@ class LoadSize(Gate):
     id = "P.size"
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
+    )
+    proof = (
+        "foreign-block",
+        "half-block",
+        "repeated-block",
+        "rare-foreign-block",
+        "rare-zero-block",
+        "rare-repeated-block",
+        "rare-foreign-save",
+        "rare-load-error",
+        "zeroed-value",
+        "flipped-value",
+        "removed-value",
     )
 
     def cases(self) -> Iterable[Case]:
