@@ -182,7 +182,7 @@ def test_a_server_that_says_otherwise_is_found_out(server: sse_server.Running) -
         "reset": "lost: ",
         "close": "lost: ",
         "orderly": "",
-        "http-503": "http 503: ",
+        "http-503": 'http 503: {"error": {"message": "no such luck"',
         "stall": "deadline: no whole answer within 0.5 s",
         "reset-before-head": "lost: ",
     }
@@ -228,9 +228,9 @@ def test_usage_in_every_event_counts_tokens_and_a_wrong_prompt_length_is_found()
 
 
 def test_every_way_of_cutting_a_stream_into_reads_counts_the_same() -> None:
-    events = [{"choices": [{"text": "x", "token_ids": [n], "finish_reason": None}]} for n in range(4)]
-    events[-1]["choices"][0]["finish_reason"] = "stop"  # type: ignore[assignment]
-    events.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}})  # type: ignore[dict-item]
+    events: list[Any] = [{"choices": [{"text": "x", "token_ids": [n], "finish_reason": None}]} for n in range(4)]
+    events[-1]["choices"][0]["finish_reason"] = "stop"
+    events.append({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}})
     stream = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events) + b": alive\n\ndata: [DONE]\n\n"
     one = stream.index(b"\n\n") + 2
     for first in range(1, one + 10):
@@ -240,6 +240,16 @@ def test_every_way_of_cutting_a_stream_into_reads_counts_the_same() -> None:
             for a, b in pairwise(cuts):
                 meter.feed(stream[a:b], 1.0)
             assert (meter.finish_reading(1), meter.tokens, meter.finish) == ("", 4, "stop"), (first, size)
+
+
+def test_what_only_looks_like_one_whole_event_is_not_taken_for_it() -> None:
+    meter = StreamMeter()
+    meter.feed(b'data: {"choices": [{"token_ids": [1], "text": "', 1.0)
+    meter.feed(b'data: y", "finish_reason": null}]}\n\n', 1.0)
+    assert (meter.error, meter.tokens) == ("", 1)
+    meter.feed(b"data: [DONE]\nX", 1.0)
+    meter.feed(b"YZ\n\n", 1.0)
+    assert meter.error == "stream: not a line of an event stream: XYZ"
 
 
 def test_bodies_hold_exactly_the_tokens_of_the_trace() -> None:
