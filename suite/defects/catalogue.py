@@ -82,8 +82,10 @@ K3_READER = (0,)
 WRONG = (F.WRONG_ANSWER,)
 GONE = (F.FAILED_REQUEST, F.ENGINE_DIED, F.HANG)
 GONE_WHY = "a request that was in the dying engine may be cut off, refused or left without an answer"
-FAILED_LOAD = (F.WRONG_ANSWER, F.SOURCE_DISAGREEMENT, F.CONSERVATION, F.FEWER_HITS)
-FAILED_LOAD_WHY = "a recomputed tail has another shape (numerics beyond the native floor, or not) and is booked twice"
+FAILED_LOAD = (F.SILENT_FALLBACK, F.UNBOUNDED_LOOKUPS)
+FAILED_LOAD_WHY = (
+    "what could not be loaded is recomputed and reported as cached; which block it was says how often it is retried"
+)
 
 _lying = _connector
 

@@ -12,7 +12,7 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, liveness, logs, parity, sources
-from suite.checks.base import EXTERNAL, PROMPT, STORE_LOOKUP, finding, run
+from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
@@ -28,6 +28,7 @@ PRIORITY = (
     r.FindingCode.FAILED_REQUEST,
     r.FindingCode.SAVE_NOT_VISIBLE,
     r.FindingCode.UNBOUNDED_LOOKUPS,
+    r.FindingCode.SILENT_FALLBACK,
     r.FindingCode.ZERO_HITS,
 )
 """Primary finding first; codes not named here keep their order behind these."""
@@ -51,6 +52,10 @@ CAUSES: dict[str, tuple[str, str]] = {
     r.FindingCode.FAILED_REQUEST: (
         "kv_load_failure_policy is at its default `fail`: set it to `recompute`",
         "HTTP 5xx; vllm:mooncake_store_operation_total{status!='ok'}",
+    ),
+    r.FindingCode.SILENT_FALLBACK: (
+        "a promised block could not be loaded; the request was recomputed",
+        "vllm:mooncake_store_operation_total{operation='load_get',status!='ok'}",
     ),
     r.FindingCode.SLOW_DEGRADE: (
         "lookups and loads of lost blocks are repeated until the master drops the dead client (client TTL)",
@@ -111,6 +116,7 @@ def judge_arms(
         "hits": lambda: _hits(history, measured),
         "accounting": lambda: _accounting(history, measured),
         "lookups": lambda: _lookups(history, measured),
+        "fallbacks": lambda: _fallbacks(history, measured),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
@@ -250,13 +256,42 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     if arm == "native":
         return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
     native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
-    equal = [(a, b) for a, b in native if a.cached_tokens == b.cached_tokens]
-    # A reader that reused less has computed in other shapes: that is the hit check's finding, and only the cold arm
-    # can say whether its answer is right.
-    unequal = [(a, b) for a, b in native if a.cached_tokens != b.cached_tokens]
+    recomputed = {(o.engine, o.prompt_token_ids) for o in history.observations() if failed_loads(history, o)}
+    # Equal shape: the same cached length, all of it really read. A reader that reused less, or whose load failed in part
+    # and was recomputed, has computed in other shapes (and keeps such blocks); both are findings of other checks, and
+    # only the cold arm can say whether the answer is right.
+    same = [a.cached_tokens == b.cached_tokens and (a.engine, a.prompt_token_ids) not in recomputed for a, b in native]
+    equal = [pair for pair, is_same in zip(native, same, strict=True) if is_same]
+    unequal = [pair for pair, is_same in zip(native, same, strict=True) if not is_same]
     found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
     cold = [*_pairs(history, "external", "cold"), *_pairs(history, "external", "reference"), *unequal]
     return found + answers.judge_cold(cold, oracle.cold_limit).findings
+
+
+def failed_loads(history: History, o: r.Observation) -> int:
+    """Loads of one measured request that failed, wholly or in part; 0 also where nobody measured."""
+    delta = delta_of(history, o) or {}
+    return int(sum(delta.get(f"store.{STORE_GET}.{status}.ops", 0.0) for status in STORE_STATUSES if status != "ok"))
+
+
+def _fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
+    """No load failed where nothing was done to the stack; what failed was recomputed, and the response calls it cached."""
+    fell = [o for o in measured if failed_loads(history, o)]
+    if not fell or history.faults("inject"):
+        return []
+    first = fell[0]
+    took = "no first token" if first.ttft_s is None else f"TTFT {first.ttft_s:.2f} s"
+    return [
+        finding(
+            r.FindingCode.SILENT_FALLBACK,
+            f"{len(fell)} of {len(measured)} requests were recomputed after a failed load that no fault explains; first:"
+            f" {first.request_id} on {first.engine}: {failed_loads(history, first)} failed loads, {first.cached_tokens}"
+            f" tokens reported as cached, {took}",
+            request_id=first.request_id,
+            engine=first.engine,
+            count=len(fell),
+        )
+    ]
 
 
 def _cold_notes(history: History, oracle: Oracle) -> tuple[str, ...]:
