@@ -10,7 +10,11 @@ ARGS ?=
 TARGET ?= h200-torch211
 PART_MIB ?= 48
 BIN := $(VENV)/bin
-export VENV EXPECT RESUME
+export VENV RESUME
+# Only where it was given: an empty EXPECT means "compare with nothing", an absent one the pinned pair (tools/run).
+ifneq ($(origin EXPECT),undefined)
+export EXPECT
+endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

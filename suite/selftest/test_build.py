@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -209,3 +210,12 @@ def test_scripts_stop_at_the_first_error(script: str) -> None:
     assert text.splitlines()[0] == "#!/usr/bin/env bash"
     assert "\nset -euo pipefail\n" in text
     subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+@pytest.mark.parametrize(("given", "seen"), [([], "0"), (["EXPECT="], "1"), (["EXPECT=other"], "1")])
+def test_make_hands_expect_on_only_where_it_was_given(given: list[str], seen: str) -> None:
+    show = "show: ; @env | grep -c ^EXPECT= || true"
+    env = {name: value for name, value in os.environ.items() if name not in ("EXPECT", "MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", "--no-print-directory", "--eval", show, "show", *given]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout.strip() == seen
