@@ -2,7 +2,7 @@
 
 ``python -m suite.bench.client_ceiling [--json FILE]``. A token server (``suite.bench.token_server``) on one core streams to
 each client on another. A client has ``streams`` requests in flight and gets a token for each every so often; the ladder of rates goes up until
-it does not keep up. Two figures tell:
+it does not keep up. Three figures tell:
 
 cost     processor time of the client for each further token: a second run with answers of two tokens takes off start-up (imports,
          tokenizer, prompts, connections). One over it is the most a core could ever carry. It depends little on what else
@@ -10,6 +10,7 @@ cost     processor time of the client for each further token: a second run with 
 behind   seconds from the last token that the server sent to the end of the client, again without what they are after short answers.
          A client that does not keep up has tokens waiting in its sockets then. (What a client takes to work out its figures
          for so many tokens is in it too.)
+busy     cost times rate. Near 1 a client still gets every token, several at a read, and stamps them late.
 
 Other generators: ``vllm bench serve`` where vLLM is installed, guidellm where it is (extra ``bench-peers``); others are listed as
 not installed. Each is told the same: that many requests at once, answers of that length, prompts of 32 tokens.
@@ -38,6 +39,8 @@ from suite.workload.arguments import Parser, at_least, tell
 ROOT = Path(__file__).parents[2]
 KEPT_UP_S = 1.0
 """A client that ends within this after the last token has kept up: at a quarter too much for 8 s it would be 2 s behind."""
+BUSY = 0.9
+"""A core that is busy more than this reads several tokens at once: cheaper, and each is stamped when its turn comes, not when it came."""
 DEFAULT_RATES = (10_000, 20_000, 30_000, 40_000)
 _SHORT = 2
 """Tokens of the answers of the run that tells what a client takes for everything but tokens."""
@@ -59,6 +62,8 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time of the client for each token, in microseconds."""
     ceiling_tokens_per_s: float
     """One over it: what one core could carry if it did nothing else."""
+    busy: float
+    """Part of the core's time that tokens took at this rate."""
     behind_s: float
     kept_up: bool
     server_late_s: float
@@ -140,8 +145,9 @@ def _rung(
         tokens=whole.tokens,
         cost_us=cost_s * 1e6,
         ceiling_tokens_per_s=1 / cost_s,
+        busy=cost_s * rate,
         behind_s=behind_s,
-        kept_up=behind_s <= KEPT_UP_S and whole.stats.most_open >= 0.95 * streams,
+        kept_up=behind_s <= KEPT_UP_S and cost_s * rate <= BUSY and whole.stats.most_open >= 0.95 * streams,
         server_late_s=whole.stats.latest_tick_s,
     )
 
@@ -198,7 +204,7 @@ def _line(rung: Rung) -> str:
     verdict = "kept up" if rung.kept_up else "did NOT keep up"
     return (
         f"{rung.client:<17} {rung.streams:>5,} streams, {rung.offered_tokens_per_s:>6,.0f} tokens/s: {rung.cost_us:>5.1f} us a token"
-        f" (at most {rung.ceiling_tokens_per_s:>7,.0f} tokens/s a core), {rung.behind_s:.1f} s behind, {verdict}"
+        f" (at most {rung.ceiling_tokens_per_s:>7,.0f} tokens/s a core), core {rung.busy:.0%} busy, {rung.behind_s:.1f} s behind, {verdict}"
     )
 
 

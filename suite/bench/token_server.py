@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 ROOT = Path(__file__).parents[2]
@@ -203,6 +202,8 @@ class Running:
 
     def stats(self) -> Stats:
         """What it did so far."""
+        import httpx  # why here: the server itself starts sooner without
+
         answer = httpx.get(f"{self.url}/stats", timeout=30, trust_env=False)
         return msgspec.convert(answer.json(), Stats)
 

@@ -134,6 +134,14 @@ def test_all_is_sent_at_once_where_it_is_due_at_once(tokens: token_server.Runnin
     assert state.most_in_flight == 60
 
 
+def test_the_token_server_keeps_its_rate(tokens: token_server.Running) -> None:
+    """What it offers is what clients are measured by; where a tick is late the next ones make up for it."""
+    ((result,), _) = replay(trace(1, output=150), tokens.url, bodies())
+    assert result.first_s is not None
+    assert result.last_s is not None
+    assert (result.last_s - result.first_s) / 149 == pytest.approx(GAP_S, rel=0.3)
+
+
 def test_a_token_costs_the_client_little(tokens: token_server.Running) -> None:
     """20,000 tokens/s on one core: processor time, the best of three, for more streams than a pool of connections likes."""
     costs = []
