@@ -39,6 +39,8 @@ from suite.workload.arguments import Parser, at_least, tell
 ROOT = Path(__file__).parents[2]
 KEPT_UP_S = 1.0
 """A client that ends within this after the last token has kept up: at a quarter too much for 8 s it would be 2 s behind."""
+TELLING = 0.2
+"""Tokens have to take this part of what all else takes: start-up of the same client differs by some percent from run to run."""
 BUSY = 0.9
 """A core that is busy more than this reads several tokens at once: cheaper, and each is stamped when its turn comes, not when it came."""
 DEFAULT_RATES = (10_000, 20_000, 30_000, 40_000)
@@ -82,6 +84,10 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """Generators that are not part of the run, and why."""
 
 
+class _TooShortError(HarnessError):
+    """A run that was too short to tell what tokens cost."""
+
+
 def measure(
     clients: Mapping[str, LoadClient],
     rates: Sequence[int],
@@ -106,6 +112,9 @@ def measure(
                     continue
                 try:
                     rung = _rung(name, client, model, rate, streams, seconds, Path(folder))
+                except _TooShortError as exc:  # at a higher rate there are more tokens
+                    missing[name] = f"at {rate} tokens/s: {exc}"
+                    continue
                 except HarnessError as exc:
                     missing[name] = f"at {rate} tokens/s: {exc}"
                     stopped.add(name)
@@ -135,7 +144,13 @@ def _rung(
         whole = _run(client, Job(server.url, model, streams, length, folder), client_core, server)
     if whole.tokens < streams * length or short.tokens < streams * _SHORT:
         raise HarnessError(f"it was to take {streams * length} tokens and took {whole.tokens}")
-    cost_s = max(whole.processor_s - short.processor_s, 1e-9) / (whole.tokens - short.tokens)
+    tokens_took_s = whole.processor_s - short.processor_s
+    if tokens_took_s < TELLING * short.processor_s:
+        raise _TooShortError(
+            f"tokens took {tokens_took_s:.1f} s of processor time, everything else {short.processor_s:.1f} s:"
+            " too little to tell one from the other, give more --seconds"
+        )
+    cost_s = tokens_took_s / (whole.tokens - short.tokens)
     behind_s = max(0.0, whole.end_s - short.end_s)
     return Rung(
         client=name,
