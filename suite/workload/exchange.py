@@ -1,7 +1,9 @@
 """One HTTP/1.1 exchange for the replay client: a request out, the answer's bytes in, each with its time, nothing in between.
 
-Bytes go from the event loop straight to a callback: no task is woken for a token and no stream object stands between, which is most
-of what a token costs in a general client (``python -m suite.bench.client_ceiling`` has the figures). httptools, the
+Bytes go from the event loop straight to a callback: no task is woken for a token and no stream object stands between. With 2,000
+streams this client took 18 to 23 us of processor time a token, connections included, and 44 to 51 us when it was built on aiohttp
+(four runs of each, interleaved, two shared cores). That is no lead over other generators: ``vllm bench serve``, on aiohttp too, costs
+about the same for each further token (``python -m suite.bench.client_ceiling``). httptools, the
 parser that uvicorn uses, does the protocol. One connection a request: a kept one may be closed by the server at the moment of its
 reuse. Proxies from the environment are never used.
 """
