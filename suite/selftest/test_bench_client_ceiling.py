@@ -31,7 +31,7 @@ while time.process_time() < start_s:
 threads = [threading.Thread(target=ask) for _ in range(requests)]
 [t.start() for t in threads]
 [t.join() for t in threads]
-time.sleep(late_s * (tokens > 2))
+time.sleep(late_s * (tokens > 2))  # why: this client is late on purpose
 """
 """A client that takes a known processor time to start and for each line, and a known time to end."""
 
