@@ -82,12 +82,6 @@ def ordered(findings: Iterable[r.Finding]) -> tuple[r.Finding, ...]:
     return tuple(sorted(findings, key=lambda f: rank.get(f.code, len(PRIORITY))))
 
 
-def one(history: History, role: str) -> r.Observation | None:
-    """The last request of a role, or None."""
-    found = history.observations(role=role)
-    return found[-1] if found else None
-
-
 # Arms ---------------------------------------------------------------------------------------------------------------
 
 

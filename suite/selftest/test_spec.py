@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.errors import UsageError
-from fixtures.spec import STACKS_DIR, load_spec, parse_spec
+from fixtures.spec import STACKS_DIR, load_spec, parse_spec, require_built
 
 pytestmark = pytest.mark.selftest
 
@@ -70,3 +70,20 @@ def test_equal_specs_have_equal_keys_and_variants_differ() -> None:
 def test_a_variant_is_validated_too() -> None:
     with pytest.raises(UsageError, match="multiples of 32"):
         load_spec("cpu").with_all_engines(block_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('runtime = "docker"', "runtime = 'docker' is not built yet"),
+        ('runtime = "external"', "runtime = 'external' is not built yet"),
+        ('[store]\nmode = "standalone"\nowners = 1', "store.mode = 'standalone' is not built yet"),
+        ("[store]\nmasters = 3", r"store.masters = 3 \(HA\) is not built yet"),
+    ],
+)
+def test_what_is_not_built_is_refused_never_replaced(text: str, message: str) -> None:
+    spec = parse_spec(f'name = "x"\n{text}\n[engine]\nconnector = "native"\n', "x.toml")
+    with pytest.raises(UsageError, match=message):
+        require_built(spec, where="x.toml")
+    ready = load_spec("cpu")
+    assert require_built(ready, where="cpu") is ready
