@@ -17,6 +17,7 @@ import pytest
 from fixtures import stores
 from fixtures.errors import HarnessError, UsageError
 from fixtures.runtimes.base import Launch
+from fixtures.runtimes.proc import thread_states
 from fixtures.spec import StackSpec, parse_spec
 from fixtures.store_admin import Segment, StoreAdmin, store_ready
 from fixtures.stores import MASTER_DEFAULTS, StorePlan, plan_master, plan_owner
@@ -114,6 +115,13 @@ def test_a_real_master_and_owner_come_up_from_their_plans(
         assert int(segment.endpoint.rsplit(":", 1)[1]) in ports  # the way from a block to the process that owns it
 
         os.kill(unit.pid, signal.SIGSTOP)
+        wait_for(
+            "every thread of the master to stop",
+            lambda: thread_states(unit.pid) == {"T"} or None,
+            bound_s=5,
+            bound_source="each thread takes the signal for itself: milliseconds",
+            poll_s=0.01,
+        )
         with StoreAdmin(plan.admin_url, deadline_s=0.2) as impatient:
             assert not impatient.health()  # a frozen master is not healthy, and asking it does not hang
             with pytest.raises(HarnessError, match="no answer"):
