@@ -71,6 +71,8 @@ LONG = "P.size.base.b120"
 KILLED = "D.owner-killed.recompute"
 SERVED = "O.footprint.served"
 CANCELLED = "O.footprint.cancelled"
+LOCAL = "P.local.k3+1"
+NO_MASTER = "O.no-master.refused"
 CHANNEL = "O.lookup-channel.isolated"
 CLIENT = "client.on-time"
 """No gate: the client's own check against a server whose times are known (``suite.selftest.test_client``)."""
@@ -132,6 +134,11 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         "one block in 20 is saved with another request's content",
         Catch(LONG, WRONG),
         rates=(ONE_IN_20,),
+    ),
+    _lying(
+        "spoiled-cache",
+        "a block is zeroed in the engine's own cache after it was saved",
+        Catch(LOCAL, WRONG),
     ),
     _lying("unsaved", "blocks are reported as saved and are not", Catch(K3, (F.SAVE_NOT_VISIBLE,))),
     _lying("short-key", "the key of a block leaves out the block's own tokens", Catch(PARTED, WRONG)),
@@ -210,6 +217,13 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         Catch(CANCELLED, (F.KV_LEAK,)),
         unit="requests",
         delay_s=0.5,
+    ),
+    # How it starts
+    _lying(
+        "endless-wait",
+        "a start without a reachable master waits for it without end (at rate 0 it fails at once and names it)",
+        Catch(NO_MASTER, (F.NEVER_READY,)),
+        unit="starts",
     ),
 )
 

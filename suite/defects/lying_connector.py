@@ -12,7 +12,10 @@ locks stay as they are. Faults of counting and keying sit in the scheduler's hal
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +52,13 @@ _REQUESTS = frozenset(
 )
 """Lies about whole requests, told by ``LyingConnector`` itself."""
 
-DEFECTS = frozenset({*LOADS, *CALLS, *SAVES, *_REQUESTS})
+ENDLESS_WAIT = "endless-wait"
+"""A start that waits for an unreachable master without end; at rate 0 the start fails at once and names the master."""
+
+CONNECT_S = 5.0
+"""Bound for the master to accept a connection; on one host it takes milliseconds."""
+
+DEFECTS = frozenset({*LOADS, *CALLS, *SAVES, *_REQUESTS, ENDLESS_WAIT})
 """Every defect this connector has."""
 
 
@@ -83,9 +92,8 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
     """See the module's docstring."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        directory = Path(os.environ["MOONCAKE_CONFIG_PATH"]).parent
+        config = Path(os.environ["MOONCAKE_CONFIG_PATH"])
         is_scheduler = role == KVConnectorRole.SCHEDULER
         self._extra_tokens: dict[str, int] = {}
         self._views: dict[str, Any] = {}
@@ -96,15 +104,29 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
         self._ended: set[str] = set()
         self._generation = 0
         name = "scheduler" if is_scheduler else "worker"
-        self._switch = Switch(directory, name, Setting.of(extra), DEFECTS, settle=self._settle)
+        self._switch = Switch(config.parent, name, Setting.of(extra), DEFECTS, settle=self._settle)
+        if self._switch.lies(ENDLESS_WAIT):
+            self._start_without_master(json.loads(config.read_text())["master_server_address"])
+        super().__init__(vllm_config, role, kv_cache_config)
         if not is_scheduler:
             worker = self.connector_worker
             worker.store = LyingStore(worker.store, self._switch)
             honest = worker._record_kv_connector_operation
             worker._record_kv_connector_operation = lambda *args, **kw: self._record(honest, *args, **kw)
 
+    def _start_without_master(self, address: str) -> None:
+        """What a start does while the master cannot be reached; nothing where it can."""
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        except OSError as exc:
+            if not self._switch.choose(1):
+                raise ConnectionError(f"Mooncake master {address} is unreachable: {exc}") from exc
+            self._switch.told(1)
+            threading.Event().wait()
+
     def _settle(self) -> None:
-        worker = self.connector_worker
+        worker = getattr(self, "connector_worker", None)
         if worker is not None and worker.store is not None:
             worker.store.settle()
 

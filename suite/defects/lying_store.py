@@ -238,6 +238,15 @@ class LyingStore:
 
         return self._saved_from_scratch(keys, addrs, sizes, chosen, config, foreign)
 
+    def spoiled_cache(self, keys: list[str], addrs: list[Any], sizes: list[Any], chosen: list[int], config: Any) -> Any:
+        """A block is saved as it is, and then zeroed in the engine's own cache."""
+        result = self._real.batch_put_from_multi_buffers(keys, addrs, sizes, config)
+        for i in chosen:
+            for view in self.memory.views(addrs[i], sizes[i]):
+                view.zero_()
+        self.switch.told(len(chosen), blocks=chosen)
+        return result
+
     def _saved_from_scratch(
         self,
         keys: list[str],
@@ -295,5 +304,6 @@ SAVES: dict[str, Callable[..., Any]] = {
     "unsaved": LyingStore.unsaved,
     "corrupt-save": LyingStore.corrupt_save,
     "foreign-save": LyingStore.foreign_save,
+    "spoiled-cache": LyingStore.spoiled_cache,
 }
 """Lies about single blocks of a save."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,15 +15,17 @@ from fixtures.models import TINY, ensure_model, resolve_model
 from suite.contract import Case, Gate
 from suite.defects.catalogue import CATALOGUE, LYING_HARNESS, LYING_STORE, MISCONFIGURATION
 from suite.defects.client_gate import ERRORS, LateClient, ttft_errors
-from suite.defects.planted import REQUEST_S, TOLD, LyingConnectorGate, Planted
+from suite.defects.planted import LYING, REQUEST_S, TOLD, LyingConnectorGate, Planted, told_fact
 from suite.defects.stack_lies import (
     tampered,
     with_idle_faults,
     with_launcher_environment,
     with_phase_hook,
+    with_spec,
     with_stale_scrapes,
     with_used_prompts,
 )
+from suite.defects.switch import Remote
 from suite.gates.arms import calibrate
 
 if TYPE_CHECKING:
@@ -33,6 +35,28 @@ if TYPE_CHECKING:
 
 def _told(stack: Stack, lies: int, unit: str, read: int | None = None, **more: Any) -> None:
     stack.fact(TOLD, {"lies": lies, "read": lies if read is None else read, "occasions": lies, "unit": unit, **more})
+
+
+# Lying connector, where the lie is told before there is an engine to switch -------------------------------------------
+
+
+class LyingStartGate(LyingConnectorGate):
+    """The engine that the inner gate starts has the defect from its first moment; the stack around it is honest."""
+
+    def cases(self) -> Iterable[Case]:
+        yield from Planted.cases(self)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        return Planted.stack(self, base, case)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        gate, inner = self._inner(case)
+        extra = {"generation": 1, "defect": self.defect.id, "rate": case.params["planted"]["rate"]}
+        lying = stack.spec.with_all_engines(**LYING, kv_extra=extra)
+        gate.collect(with_spec(stack, lying), inner)
+        directories = [d for d in stack.directory.iterdir() if d.name not in stack.engines]
+        told = Remote({d.name: d for d in directories}).told(1)
+        stack.fact(TOLD, told_fact(told, self.defect.unit))
 
 
 # Misconfiguration ----------------------------------------------------------------------------------------------------
@@ -149,7 +173,7 @@ def _gate_of(defect: Any) -> Planted:
         return LyingStoreGate(defect)
     if defect in LYING_HARNESS:
         return LateClientGate(defect) if defect.id == "late-client" else LyingHarnessGate(defect)
-    return LyingConnectorGate(defect)
+    return LyingStartGate(defect) if defect.id == "endless-wait" else LyingConnectorGate(defect)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import msgspec
 
 from fixtures.runtimes.base import Handle
 from fixtures.runtimes.sockets import snapshot
+from fixtures.spec import StackSpec
 from fixtures.stack import Stack
 from reports import records as r
 from suite.workload.prompts import Prompt, PromptMaker
@@ -37,6 +38,16 @@ def with_phase_hook(stack: Stack, hook: Callable[[Stack, str], None]) -> Stack:
                 yield
 
     return seen_as(stack, Hooked)
+
+
+def with_spec(stack: Stack, spec: StackSpec) -> Stack:
+    """The stack, said to be of another spec: what is started on it from now on follows that one."""
+
+    class Respecified(Stack):
+        pass
+
+    Respecified.spec = property(lambda self: spec)  # type: ignore[assignment]  # it hides the attribute of the instance
+    return seen_as(stack, Respecified)
 
 
 class _Deaf:
