@@ -288,6 +288,17 @@ def _fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Fi
     ]
 
 
+def measured_checks(
+    history: History, measured: Sequence[r.Observation]
+) -> dict[str, Callable[[], Sequence[r.Finding]]]:
+    """What holds of every request that was alone between its two scrapes: sums, sources, lookups, no failed load."""
+    return {
+        "accounting": lambda: _accounting(history, measured),
+        "lookups": lambda: _lookups(history, measured),
+        "fallbacks": lambda: _fallbacks(history, measured),
+    }
+
+
 def _cold_notes(history: History, oracle: Oracle) -> tuple[str, ...]:
     return tuple(answers.judge_cold(_pairs(history, "external", "cold"), oracle.cold_limit).notes)
 

@@ -1,0 +1,38 @@
+"""What gates of family P send again and again beside the arms of ``suite.gates.arms``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import records as r
+from suite.gates.arms import REFERENCE
+from suite.workload.prompts import Prompt
+
+if TYPE_CHECKING:
+    from fixtures.stack import Stack
+
+
+def ask_cold(stack: Stack, engine: str, prompt: Prompt, tag: str = "") -> r.Observation:
+    """The cold answer to a prompt: from the reference engine where there is one, else under a salt of its own.
+
+    The salted request's blocks are saved like any other's, and waited for: whoever counts keys later must not find them.
+    """
+    role = f"cold/{tag}" if tag else "cold"
+    if REFERENCE in stack.engines:
+        return stack.ask(REFERENCE, prompt, role)
+    numbers = stack.notes.setdefault("cold-salts", [])
+    numbers.append(len(numbers))
+    return stack.save(engine, prompt, role=role, cache_salt=f"cold.{numbers[-1]}")
+
+
+def ask_native(stack: Stack, engine: str, prompt: Prompt, tag: str) -> bool:
+    """Ask twice: once as the caches are, then from the engine's own cache alone (same cached length after a full hit).
+
+    Returns whether the first one was answered; if not, the second is not sent and the stack is dirty.
+    """
+    first = stack.save(engine, prompt, role=f"ask/{tag}")
+    if first.ok:
+        stack.ask_measured(engine, prompt, role=f"again/{tag}")
+    else:
+        stack.dirty = True
+    return first.ok
