@@ -39,6 +39,9 @@ class FakeStack:
     def __init__(self, spec, number, record):
         self.spec, self.stack_id, self.dirty, self.record = spec, f"s{number}", False, record
 
+    def heal_all(self):
+        return []
+
 
 class FakePool:
     def __init__(self, run_dir, record):
