@@ -20,6 +20,7 @@ from suite.workload.prompts import reusable_tokens
 PRIORITY = (
     r.FindingCode.WRONG_ANSWER,
     r.FindingCode.FOREIGN_REUSE,
+    r.FindingCode.UNDETECTED_CORRUPTION,
     r.FindingCode.SEED_MISMATCH,
     r.FindingCode.SHARED_LOOKUP_CHANNEL,
     r.FindingCode.ENGINE_DIED,
