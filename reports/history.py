@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
 from reports import records as r
 
 RecordT = TypeVar("RecordT", bound=r.Record)
+ValueT = TypeVar("ValueT")
+
+
+class _Index:
+    """Where things stand in a run's records; shared by all views of it, so that judging many cases stays linear."""
+
+    def __init__(self, records: tuple[r.Record, ...]) -> None:
+        self.records = records
+        self.starts: dict[str, list[int]] = {}
+        """case id -> positions of its starts."""
+        self.stacks: list[int] = []
+        self.memo: dict[Hashable, object] = {}
+        for i, rec in enumerate(records):
+            if isinstance(rec, r.CaseStarted):
+                self.starts.setdefault(rec.case_id, []).append(i)
+            elif isinstance(rec, r.StackUp):
+                self.stacks.append(i)
 
 
 class History:
@@ -18,8 +36,35 @@ class History:
     """
 
     def __init__(self, records: Iterable[r.Record], before: Iterable[r.Record] = ()) -> None:
+        earlier = tuple(before)
         self.records: tuple[r.Record, ...] = tuple(records)
-        self.before: tuple[r.Record, ...] = tuple(before)
+        self._begin = len(earlier)
+        self._index = _Index((*earlier, *self.records) if earlier else self.records)
+
+    @classmethod
+    def _view(cls, index: _Index, begin: int, end: int) -> History:
+        view = cls.__new__(cls)
+        view.records = index.records[begin:end]
+        view._begin = begin
+        view._index = index
+        return view
+
+    @property
+    def before(self) -> tuple[r.Record, ...]:
+        """What the run recorded before the first record of this view."""
+        return self._index.records[: self._begin]
+
+    @property
+    def _end(self) -> int:
+        return self._begin + len(self.records)
+
+    def memo(self, key: Hashable, compute: Callable[[], ValueT]) -> ValueT:
+        """What ``compute`` gives, computed once for all views of a run. Only for pure functions of what ``key`` names."""
+        known = self._index.memo
+        if key not in known:
+            known[key] = compute()
+        found: ValueT = known[key]  # type: ignore[assignment]  # what compute returned under this key
+        return found
 
     def __len__(self) -> int:
         return len(self.records)
@@ -43,19 +88,17 @@ class History:
 
     def for_case(self, case_id: str) -> History:
         """The view of one case: from its (last) start to its finish, or to the end where it was cut short."""
-        start = max(
-            (i for i, rec in enumerate(self.records) if isinstance(rec, r.CaseStarted) and rec.case_id == case_id),
-            default=None,
-        )
-        if start is None:
+        starts = self._index.starts.get(case_id, [])
+        inside = starts[bisect_left(starts, self._begin) : bisect_left(starts, self._end)]
+        if not inside:
             raise KeyError(case_id)
-        end = len(self.records)
-        for i in range(start, len(self.records)):
-            rec = self.records[i]
+        end = self._end
+        for i in range(inside[-1], self._end):
+            rec = self._index.records[i]
             if isinstance(rec, r.CaseFinished) and rec.case_id == case_id:
                 end = i + 1
                 break
-        return History(self.records[start:end], before=self.records[:start])
+        return self._view(self._index, inside[-1], end)
 
     @property
     def case(self) -> r.CaseStarted:
@@ -78,14 +121,45 @@ class History:
     @property
     def stack(self) -> r.StackUp | None:
         """The newest stack at the end of the case: one brought up inside the case, else the case's own."""
-        inside = self.of(r.StackUp)
-        if inside:
-            return inside[-1]
+        position = self._stack_position()
+        if position is None:
+            return None
+        found = self._index.records[position]
+        assert isinstance(found, r.StackUp)
+        return found
+
+    def _stack_position(self) -> int | None:
+        """Position of ``stack`` in the run's records."""
+        stacks = self._index.stacks
+        own, end = bisect_left(stacks, self._begin), bisect_left(stacks, self._end)
+        if end > own:
+            return stacks[end - 1]
         wanted = self.case.stack_id
-        for rec in reversed(self.before):
+        for position in reversed(stacks[:own]):
+            rec = self._index.records[position]
             if isinstance(rec, r.StackUp) and (not wanted or rec.stack_id == wanted):
-                return rec
+                return position
         return None
+
+    def since_stack(self, select: Callable[[r.Record], bool]) -> tuple[r.Record, ...]:
+        """The selected records from the newest start of the case's stack to the end of this view, earlier cases' too.
+
+        The whole run where no stack is known. ``select`` must be a function (not a new lambda a call): what it selects
+        is looked for once a stack.
+        """
+        stack = self.stack
+        begin = 0
+        for position in self._index.stacks[: bisect_left(self._index.stacks, self._end)]:
+            rec = self._index.records[position]
+            if isinstance(rec, r.StackUp) and stack is not None and rec.stack_id == stack.stack_id:
+                begin = position
+        records = self._index.records
+
+        def look() -> list[int]:
+            return [i for i in range(begin, len(records)) if select(records[i])]
+
+        positions = self.memo(("since", begin, select), look)
+        return tuple(records[i] for i in positions[: bisect_left(positions, self._end)])
 
     def engine(self, name: str) -> r.EngineFacts:
         """Facts of an engine of the case's stack. KeyError when there is no such engine."""
@@ -142,7 +216,9 @@ class History:
         """Requests sent before this case since its stack came up (what its pool and caches may hold)."""
         wanted = stack_id if stack_id is not None else self.case.stack_id
         begin = 0
-        for i, rec in enumerate(self.before):
+        for position in self._index.stacks[: bisect_left(self._index.stacks, self._begin)]:
+            rec = self._index.records[position]
             if isinstance(rec, r.StackUp) and rec.stack_id == wanted:
-                begin = i
-        return [rec for rec in self.before[begin:] if isinstance(rec, r.Observation)]
+                begin = position
+        earlier = self._index.records[begin : self._begin]
+        return [rec for rec in earlier if isinstance(rec, r.Observation)]

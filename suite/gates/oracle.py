@@ -27,23 +27,32 @@ SEPARATION = 2.0
 POSITIONS = tuple(positions(3))
 
 
-def calibration_records(history: History) -> list[r.Record]:
-    """Records of the newest calibration of the case's stack, wherever in the run it was made."""
-    everything = [*history.before, *history.records]
-    stack = history.stack
-    begin = 0
-    for i, rec in enumerate(everything):
-        if isinstance(rec, r.StackUp) and stack is not None and rec.stack_id == stack.stack_id:
-            begin = i
-    return everything[begin:]
+def _everything(rec: r.Record) -> bool:
+    return True
+
+
+def calibration_records(history: History) -> tuple[r.Record, ...]:
+    """All records from the newest start of the case's stack on, wherever in the run its calibration was made."""
+    return history.since_stack(_everything)
+
+
+def _of_calibration(rec: r.Record) -> bool:
+    return (isinstance(rec, r.Observation) and rec.case_id == CALIBRATION) or (
+        isinstance(rec, r.Fact) and rec.name == "planted-block"
+    )
 
 
 class Oracle:
     """Floors and sensitivity measured on the case's stack."""
 
     def __init__(self, history: History) -> None:
-        records = calibration_records(history)
-        seen = [x for x in records if isinstance(x, r.Observation) and x.case_id == CALIBRATION]
+        records = history.since_stack(_of_calibration)
+        # Compared once a calibration, not once a case: a run may have thousands of cases on one stack.
+        measured = history.memo(("oracle", *map(id, records)), lambda: self._measure(records))
+        self.__dict__.update(measured.__dict__)
+
+    def _measure(self, records: Sequence[r.Record]) -> Oracle:
+        seen = [x for x in records if isinstance(x, r.Observation)]
         self.between = self._between_engines(seen)
         """Native answers of different engines to one prompt. Engines whose answers differ for other reasons than noise
         (weights, dtypes) may not widen the floor by which their sharing is judged: see ``check_same_function``."""
@@ -57,6 +66,7 @@ class Oracle:
         self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
         self.planted = self._planted(records, seen)
         self.contrast = self._contrast(seen)
+        return self
 
     @staticmethod
     def _groups(seen: Sequence[r.Observation], role: str) -> dict[tuple[int, ...], dict[str, list[r.Observation]]]:
