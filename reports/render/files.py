@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.redact import Redactor
-from reports.render import html, json, markdown
+from reports.render import envelope, html, json, markdown
 from reports.scoreboard import Scoreboard
 
 
 def write_all(scoreboard: Scoreboard, run_dir: Path, redactor: Redactor | None = None) -> list[Path]:
-    """Write ``verdicts.json``, ``report.md`` and ``report.html`` into a run. Raises OSError.
+    """Write ``verdicts.json``, ``report.md``, ``report.html`` and the envelopes of faults into a run. Raises OSError.
 
     Each file is replaced as a whole, so that a reader never sees half of one.
     """
@@ -22,4 +22,4 @@ def write_all(scoreboard: Scoreboard, run_dir: Path, redactor: Redactor | None =
         part.write_text(module.render(scoreboard, redactor), encoding="utf-8")
         part.replace(path)
         written.append(path)
-    return written
+    return written + envelope.write_envelopes(redactor.data(scoreboard), run_dir)

@@ -15,6 +15,7 @@ import msgspec
 
 from reports import records as r
 from reports.redact import Redactor, argv_without_secrets, one_line
+from reports.render import envelope
 from reports.scoreboard import Scoreboard, ScoreRow, highlights, next_command, summary_line
 
 FILE_NAME = "report.md"
@@ -30,6 +31,7 @@ def render(scoreboard: Scoreboard, redactor: Redactor | None = None) -> str:
         _stack(board),
         _deviations(board),
         _table(board),
+        _faults(board),
         _failures(board),
         _not_run(board),
         _how(board),
@@ -106,6 +108,16 @@ def _table(board: Scoreboard) -> str:
     if board.counts.get("unproven gates"):
         lines += ["UNPROVEN: no planted defect is known to turn this gate red.", ""]
     return "\n".join(lines)
+
+
+def _faults(board: Scoreboard) -> str:
+    rows = envelope.rows(board)
+    if not rows:
+        return ""
+    lines = ["## What faults cost", "", *table(envelope.HEADS, rows), ""]
+    return "\n".join(
+        [*lines, "Token-seconds: prompt tokens x seconds that the first token came later than without a fault.", ""]
+    )
 
 
 def _failures(board: Scoreboard) -> str:
