@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Literal
 
 from reports import records as r
 from suite.checks.base import STORE_LOOKUP, STORE_STATUSES, finding, store_counter, too_few
@@ -109,3 +110,33 @@ def check_lookups(
             **by_status,
         )
     ]
+
+
+Fate = Literal["good", "slow", "failed", "hang"]
+
+
+def fate_of(o: r.Observation, limit_s: float) -> Fate:
+    """What became of one request: answered within ``limit_s`` (good), later, with an error, or not within its deadline."""
+    if o.timed_out:
+        return "hang"
+    if not o.ok or o.ttft_s is None:
+        return "failed"
+    return "good" if o.ttft_s <= limit_s else "slow"
+
+
+def limit_of(o: r.Observation, cold: Sequence[r.Observation], *, factor: float, extra_s: float) -> tuple[float, float]:
+    """(budget, baseline) of a request in seconds to its first token. ValueError where no cold request was answered."""
+    controls = [c for c in cold if c.ok and c.ttft_s is not None]
+    if not controls:
+        raise ValueError("no cold request was answered: there is no baseline")
+    base = _baseline(o, controls)
+    return budget_s(base, factor=factor, extra_s=extra_s), base
+
+
+def lost_token_s(o: r.Observation, base_s: float) -> float:
+    """Token-seconds that a request lost: prompt tokens x seconds that its first token (or its end without one) came late.
+
+    The measure of a fault's cost to users that adds up over requests of unequal length; never negative.
+    """
+    took = o.ttft_s if o.ttft_s is not None else o.duration_s
+    return len(o.prompt_token_ids) * max(0.0, took - base_s)

@@ -38,6 +38,42 @@ def check_hits_back(wait: r.WaitRecord | None) -> list[r.Finding]:
     ]
 
 
+def check_first_good(wait: r.WaitRecord | None) -> list[r.Finding]:
+    """After the heal, every engine answered a fresh request within the bound of the wait; else ``hang``."""
+    if wait is None:
+        return too_few("nobody asked the engines after the fault was healed")
+    if wait.came_true:
+        return []
+    return [
+        finding(
+            r.FindingCode.HANG,
+            f"{wait.elapsed_s:.1f} s after the fault was healed, not every engine answers a fresh request"
+            f" (bound {wait.bound_s:g} s)",
+            elapsed_s=wait.elapsed_s,
+            bound_s=wait.bound_s,
+        )
+    ]
+
+
+def check_nothing_left(snapshot: r.MetricsSnapshot | None) -> list[r.Finding]:
+    """An engine that no client waits for has no request left: running or waiting ones hold KV for nobody (``kv-leak``)."""
+    if snapshot is None:
+        return too_few("no metrics of the idle engine")
+    left = snapshot.values["running"] + snapshot.values["waiting"]
+    if left == 0:
+        return []
+    return [
+        finding(
+            r.FindingCode.KV_LEAK,
+            f"{snapshot.unit}: {left:g} requests are still in the engine, and no client waits for any",
+            unit=snapshot.unit,
+            running=snapshot.values["running"],
+            waiting=snapshot.values["waiting"],
+            kv_usage_ratio=snapshot.values["kv_usage_ratio"],
+        )
+    ]
+
+
 def check_kv_released(snapshot: r.MetricsSnapshot | None, *, tolerance_ratio: float = 0.0) -> list[r.Finding]:
     """An idle engine uses no KV cache. ``kv_usage_ratio`` counts blocks that requests hold, not blocks kept for reuse.
 

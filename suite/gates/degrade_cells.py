@@ -1,0 +1,184 @@
+"""The fault matrix of family D as a table: what is hurt, how, in which moment, and when it is healed.
+
+``CORE`` holds the reviewed cells that ``make gates`` runs, each with the reason why it is in. ``full_matrix`` makes the
+rest from target x fault x phase; ``make gates-full`` runs them. Plain data: judges read a cell back from a case's params.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Phase = Literal["idle", "save", "lookup", "load", "busy"]
+"""What is under way when the fault is injected.
+
+``idle``: nothing. ``save``: prompts are being saved. ``lookup``: victims have just been sent. ``load``: the first of several
+victims that were sent together has its first token, so that the others are being loaded. ``busy``: steady traffic on
+all engines, from before the baseline until the end of the fault.
+"""
+
+Topology = Literal["standalone", "embedded", "ha"]
+"""``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``embedded``:
+upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool."""
+
+Heal = Literal["none", "before-ttl", "after-ttl"]
+"""When the fault is healed (thawed, restored, the dead unit started again): before the master has dropped a silent
+client, or after it. ``none``: the fault is over by itself, or the stack is left broken and thrown away."""
+
+MASTER, LEADER, ETCD, OWNER, PEER, READER = "master", "leader", "etcd", "owner", "peer", "reader"
+CONTROL, DATA, KEYS, POOL = "control", "data", "keys", "pool"
+
+CLAIMS: dict[str, str] = {
+    MASTER: "while the master is gone, stuck or empty, requests are answered right, with 200, within budget",
+    LEADER: "when the leading master is lost, another takes over, and requests are answered right, with 200, within budget",
+    ETCD: "while etcd is gone or stuck, requests are answered right, with 200, within budget",
+    OWNER: "whatever befalls the process that owns blocks, requests for them are answered right, with 200, within budget",
+    PEER: "whatever befalls an engine that owns blocks, other engines answer for them right, with 200, within budget",
+    READER: "an engine that dies or sticks while it reads from the pool harms no request of another engine",
+    CONTROL: "with the way to the master cut or slow, requests are answered right, with 200, within budget",
+    DATA: "with the way to a block's owner cut, requests for it are answered right, with 200, within budget",
+    KEYS: "blocks that vanish between lookup and load are recomputed: right, 200, within budget",
+    POOL: "a pool that is full, or evicts as fast as it can, costs reuse and nothing else",
+}
+"""Target -> the claim of its gate. Also the list of targets."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell. ``why`` says why a core cell is in the core; ``note`` marks a variant in the id."""
+
+    target: str
+    fault: str
+    phase: Phase = "idle"
+    heal: Heal = "none"
+    topology: Topology = "standalone"
+    policy: Literal["recompute", "upstream"] = "recompute"
+    isolate_lookup: bool = True
+    joiner: bool = False
+    """A further engine joins after the fault and must share."""
+    core: bool = False
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        """``D.<target>.<fault>.<phase>[.<variant>]``."""
+        return ".".join(["D", self.target, self.fault, self.phase, *([self.variant] if self.variant else [])])
+
+    @property
+    def variant(self) -> str:
+        """What differs from the plainest cell of target, fault and phase, in words."""
+        parts = [
+            "" if self.heal == "none" else f"heal-{self.heal}",
+            "" if self.topology == usual_topology(self.target) else self.topology,
+            "default-policy" if self.policy == "upstream" else "",
+            "" if self.isolate_lookup else "default-lookup",
+            "joiner" if self.joiner else "",
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def left_broken(self) -> bool:
+        """Nothing heals it: the stack is thrown away after it."""
+        return self.heal == "none" and self.fault in HEALS
+
+    def params(self) -> dict[str, Any]:
+        """As recorded with the case."""
+        return {name: value for name, value in asdict(self).items() if name != "core"}
+
+    @classmethod
+    def of(cls, params: dict[str, Any]) -> Cell:
+        """The cell of a recorded case; fields that a later version added keep their defaults."""
+        known = set(cls.__dataclass_fields__)
+        return cls(**{name: value for name, value in params.items() if name in known})
+
+
+def usual_topology(target: str) -> Topology:
+    """The topology that an id of this target means when it names none."""
+    return "embedded" if target == PEER else "ha" if target in (LEADER, ETCD) else "standalone"
+
+
+CORE: tuple[Cell, ...] = (
+    Cell(MASTER, "kill", "busy", "after-ttl", core=True, why="every request used to wait 4.5 s for a dead master; the fleet as a whole must not"),
+    Cell(MASTER, "kill", "load", "before-ttl", core=True, why="loads that are under way need no master; what they hold must be given back"),
+    Cell(MASTER, "freeze", "idle", "before-ttl", core=True, why="a frozen master accepts connections and answers nothing: clients without a time limit wait"),
+    Cell(MASTER, "freeze", "busy", "before-ttl", core=True, why="twin of master.kill.busy: what is fast on a refused connection may hang on a silent one"),
+    Cell(MASTER, "restart", "idle", "none", core=True, why="comes back empty under the same address: engines must mount their memory again, old keys must not mislead"),
+    Cell(MASTER, "restart", "idle", "none", joiner=True, core=True, why="an engine that joins after a restart must share with those that saw it"),
+    Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
+    Cell(OWNER, "freeze", "idle", "before-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; the thaw must end that"),
+    Cell(OWNER, "freeze", "load", "after-ttl", core=True, why="freeze twin: thawed after the master dropped it, its blocks must not be served from a stale listing"),
+    Cell(OWNER, "restart", "idle", "none", core=True, why="new memory under the old address while old keys are still listed: the shortest way to a wrong answer"),
+    Cell(OWNER, "stop", "idle", "after-ttl", core=True, why="planned drain: an orderly stop must cost no more than a lookup"),
+    Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
+    Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
+    Cell(PEER, "kill", "idle", "none", topology="embedded", isolate_lookup=False, core=True, why="co-located engines with upstream's default lookup channel: the survivor's scheduler may wait for the dead one"),
+    Cell(READER, "kill", "load", "after-ttl", core=True, why="a reader that dies in the middle of a load must not take pool or neighbours along"),
+    Cell(CONTROL, "blackhole", "idle", "before-ttl", core=True, why="a dropped packet is not a refused connection: only a time limit ends the wait"),
+    Cell(CONTROL, "slow", "busy", "before-ttl", core=True, why="each lookup is a round trip; with 100 ms each the fleet must not crawl"),
+    Cell(DATA, "drop", "load", "before-ttl", core=True, why="the master is fine and lists the block; only the bytes do not come"),
+    Cell(DATA, "reset", "load", "before-ttl", core=True, why="twin of data.drop: a broken connection in the middle of a transfer"),
+    Cell(KEYS, "delete", "lookup", "none", core=True, why="a lookup that hit, a load that finds nothing"),
+    Cell(POOL, "full", "idle", "before-ttl", core=True, why="saves are refused; requests must not notice"),
+    Cell(POOL, "evict", "idle", "none", core=True, why="blocks go while they are looked up and loaded"),
+)  # fmt: skip
+
+FAULTS: dict[str, tuple[str, ...]] = {
+    MASTER: ("kill", "freeze", "restart"),
+    LEADER: ("kill", "freeze"),
+    ETCD: ("kill", "freeze"),
+    OWNER: ("kill", "freeze", "stop", "restart"),
+    PEER: ("kill", "freeze"),
+    READER: ("kill", "freeze"),
+    CONTROL: ("drop", "reset", "slow", "blackhole"),
+    DATA: ("drop", "reset"),
+    KEYS: ("delete",),
+    POOL: ("full", "evict"),
+}
+
+PHASES: tuple[Phase, ...] = ("idle", "save", "lookup", "load", "busy")
+
+HEALS: dict[str, tuple[Heal, ...]] = {
+    "kill": ("before-ttl", "after-ttl"),
+    "freeze": ("before-ttl", "after-ttl"),
+    "stop": ("after-ttl",),
+    "drop": ("before-ttl", "after-ttl"),
+    "blackhole": ("before-ttl", "after-ttl"),
+    "slow": ("before-ttl",),
+    "reset": ("before-ttl",),
+    "full": ("before-ttl",),
+}
+"""When a fault is healed; what is not here is over by itself (``delete``, ``evict``, ``restart``)."""
+
+
+def full_matrix() -> Iterator[Cell]:
+    """Target x fault x phase x heal that the core does not hold, and the variants worth a cell of their own."""
+    have = {cell.id for cell in CORE}
+    for target, faults in FAULTS.items():
+        for fault in faults:
+            for phase in _phases(target):
+                for heal in HEALS.get(fault, ("none",)):
+                    cell = Cell(target, fault, phase, heal, topology=usual_topology(target))
+                    if cell.id not in have:
+                        yield cell
+    for fault in ("kill", "freeze"):
+        for target in (MASTER, READER):
+            yield Cell(target, fault, "idle", "after-ttl", topology="embedded")
+            yield Cell(target, fault, "idle", "after-ttl", topology="embedded", policy="upstream")
+        yield Cell(OWNER, fault, "idle", "after-ttl", policy="upstream")
+        yield Cell(OWNER, fault, "idle", "after-ttl", joiner=True)
+
+
+def _phases(target: str) -> tuple[Phase, ...]:
+    """Phases in which a target can be hurt: keys vanish under somebody, a reader is hurt while it reads."""
+    return ("lookup", "load") if target in (KEYS, READER) else PHASES
+
+
+def cells() -> tuple[Cell, ...]:
+    """Every cell, core first. Ids are unique (a selftest holds it)."""
+    return (*CORE, *full_matrix())
+
+
+def cells_of(target: str) -> list[Cell]:
+    """The cells of one gate."""
+    return [cell for cell in cells() if cell.target == target]
