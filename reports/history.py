@@ -40,6 +40,7 @@ class History:
         self.records: tuple[r.Record, ...] = tuple(records)
         self._begin = len(earlier)
         self._index = _Index((*earlier, *self.records) if earlier else self.records)
+        self._deltas: dict[tuple[str, str, str], dict[str, float] | None] = {}
 
     @classmethod
     def _view(cls, index: _Index, begin: int, end: int) -> History:
@@ -47,6 +48,7 @@ class History:
         view.records = index.records[begin:end]
         view._begin = begin
         view._index = index
+        view._deltas = {}
         return view
 
     @property
@@ -203,6 +205,13 @@ class History:
 
         A name that is missing in the earlier one counts from zero (labelled counters appear with their first event).
         """
+        key = (unit, first, second)
+        if key not in self._deltas:  # several checks ask for the same request's
+            self._deltas[key] = self._delta(unit, first, second)
+        found = self._deltas[key]
+        return None if found is None else dict(found)
+
+    def _delta(self, unit: str, first: str, second: str) -> dict[str, float] | None:
         a, b = self.metrics(unit, first), self.metrics(unit, second)
         if a is None or b is None:
             return None
