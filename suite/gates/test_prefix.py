@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate
@@ -21,6 +23,10 @@ DEEP_MODEL = "tiny-deep"
 DEEP_MAX_LEN = 12288
 """Room for the largest load of the size axis: 36 layers x 2 x 278 blocks of 32 tokens are 20,016 slices."""
 
+
+DEEP_REQUEST_S = 30.0
+"""Deadline of a request of the core cases on the deep model: cold ones take up to 9 s on two cores, and Mooncake's own bound
+for a transfer (60 s) is no help to somebody who waits for an answer."""
 
 DEEP_SEGMENT_BYTES = 1536 << 20
 """An engine's share of the pool: calibration and all loads of the axis take 1 GiB (a block of 32 tokens 0.6 MB), and
@@ -205,6 +211,9 @@ class LoadSize(Gate):
         if not case.params["deep"]:
             return base
         spec = base.with_all_engines(model=DEEP_MODEL, max_model_len=DEEP_MAX_LEN)
+        if case.core:
+            request_s = min(spec.timeouts.request_s, DEEP_REQUEST_S)
+            spec = spec.with_changes(timeouts=msgspec.structs.replace(spec.timeouts, request_s=request_s))
         if spec.store is None:
             return spec
         return spec.with_store(segment_bytes=max(spec.store.segment_bytes, DEEP_SEGMENT_BYTES))
