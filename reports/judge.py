@@ -115,10 +115,11 @@ def _words(verdict: r.Verdict) -> str:
 def known_gates() -> dict[str, Gate]:
     """Every gate of this version by id."""
     # Imported when asked for: only then does judging pay for loading the whole suite.
+    from suite.bench.registry import registry as benchmarks
     from suite.defects import planted_elsewhere
     from suite.gates import registry
 
-    return {**registry(), **planted_elsewhere.registry()}
+    return {**registry(), **benchmarks(), **planted_elsewhere.registry()}
 
 
 def proofs(gates: Mapping[str, Gate]) -> dict[str, tuple[str, ...]]:

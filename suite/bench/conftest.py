@@ -1,0 +1,50 @@
+"""A run with ``-m bench`` judges benchmarks: they are the gates of that run.
+
+A benchmark that was asked for and does not measure is an error, never a silent pass.
+
+pytest-benchmark turns itself off under xdist, and by option, and then runs each function once: such a test would pass without a
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fixtures.errors import UsageError
+
+if TYPE_CHECKING:
+    from suite.contract import Gate
+
+_asked: list[bool] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _asked[:] = ["bench" in (config.option.markexpr or "").split()]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_kvgates_registry() -> Mapping[str, Gate] | None:
+    if _asked != [True]:
+        return None
+    from suite.bench.registry import registry  # why here: only a run of benchmarks needs them
+
+    return registry()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "benchmark" not in getattr(item, "fixturenames", ()):
+        return
+    session: Any = getattr(item.config, "_benchmarksession", None)
+    if session is None:
+        raise UsageError("pytest-benchmark is switched off (-p no:benchmark): this benchmark would measure nothing")
+    why = ""
+    if session.xdist_warning or session.xdist_worker:
+        why = "pytest-benchmark measures nothing under xdist; run benchmarks without -n"
+    elif session.disabled or session.skip:
+        why = "pytest-benchmark is switched off (--benchmark-disable or --benchmark-skip); take the option away"
+    if why:
+        raise UsageError(f"{item.name}: {why}")
