@@ -163,6 +163,8 @@ class Observation(Record, frozen=True, kw_only=True, tag="observation"):
     text: str = ""
     more_choices: tuple[Choice, ...] = ()
     """Choices 1 to n-1 where n > 1; choice 0 is in the fields above."""
+    prompt_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """As ``top_logprobs``, for each prompt token from the second one on. Empty when not asked for."""
 
     @property
     def ttft_s(self) -> float | None:
