@@ -69,8 +69,10 @@ def other_engine(stack: Stack, engine: str) -> str:
     return names[(names.index(engine) + 1) % len(names)]
 
 
-def calibrate(stack: Stack) -> None:
+def calibrate(stack: Stack, *, planted: bool = True) -> None:
     """Measure the oracle on this stack, once: both noise floors, alone and under concurrency, and its sensitivity.
+
+    planted False: for a pool too small to keep the planted blocks; the judge then asks ``oracle.check(planted=False)``.
 
     Roles written: ``floor-cold``, ``floor-native`` (sequential), ``floor-cold-concurrent``,
     ``floor-native-concurrent``, ``planted`` with its ``planted-reference``; facts ``planted-block``. Every engine takes
@@ -101,7 +103,7 @@ def calibrate(stack: Stack) -> None:
                 stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
     with stack.phase(CALIBRATION, "contrast"):
         ask_contrasts(stack, prompts.fresh("contrast", min(PLANTED_PROMPT_TOKENS, longest)), prompts)
-    if stack.store is not None and len(stack.names) > 1:
+    if planted and stack.store is not None and len(stack.names) > 1:
         with stack.phase(CALIBRATION, "planted"):
             plant_wrong_blocks(stack, prompts.fresh("planted", PLANTED_PROMPT_TOKENS), prompts)
 

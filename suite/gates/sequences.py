@@ -36,3 +36,23 @@ def ask_native(stack: Stack, engine: str, prompt: Prompt, tag: str) -> bool:
     else:
         stack.dirty = True
     return first.ok
+
+
+def save_naming(stack: Stack, engine: str, prompt: Prompt, indices: tuple[int, ...]) -> dict[int, str]:
+    """Save a prompt so that the keys of some of its blocks become known: block index -> key.
+
+    Without knowing how keys are made: save up to the block, then one block further, and see which key is new. A block
+    whose key did not show is left out; the judge then finds that nothing was damaged.
+    """
+    block = stack.engines[engine].facts.block_tokens
+    found: dict[int, str] = {}
+    for index in sorted(indices):
+        if index:
+            stack.save(engine, prompt[: index * block + 1], role="save/prefix")
+        before = stack.keys()
+        stack.save(engine, prompt[: (index + 1) * block + 1], role="save/prefix")
+        new = stack.keys() - before
+        if len(new) == 1:
+            found[index] = next(iter(new))
+    stack.save(engine, prompt, role="save/whole")
+    return found

@@ -1,0 +1,184 @@
+"""Family P, connector options and model families: reuse is right under every setting the installed release offers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fixtures.errors import Untestable
+from reports import records as r
+from reports.history import History
+from suite.contract import Case, Gate
+from suite.gates import gate_cases
+from suite.gates.arms import calibrate, reuse_arms, settle_saves
+from suite.gates.judging import judge_arms
+from suite.gates.judging_sequence import judge_sequence, rules_of
+from suite.gates.sequences import ask_cold
+
+if TYPE_CHECKING:
+    from fixtures.spec import StackSpec
+    from fixtures.stack import Stack
+
+SHARE_TOKENS = 2000
+
+CHUNK_TOKENS = 512
+"""A prefill chunk far smaller than the hit of 1,984 tokens."""
+
+MULTI = {
+    "kv_connector": "MultiConnector",
+    "kv_connector_extra_config": {
+        "connectors": [{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}],
+    },
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "load-sync": {"kv_extra": {"load_async": False}},
+    "lookup-async": {"kv_extra": {"lookup_async": True}},
+    "save-decode": {"kv_extra": {"save_decode_cache": True}},
+    "roles": {},
+    "multi": {"kv_config": MULTI},
+    "chunked": {"args": ("--max-num-batched-tokens", str(CHUNK_TOKENS))},
+    "scheduling-async": {"args": ("--async-scheduling",)},
+    "scheduling-sync": {"args": ("--no-async-scheduling",)},
+    "speculative": {
+        "args": (
+            "--speculative-config",
+            json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}),
+        )
+    },
+}
+"""Case -> changes of every engine's spec (vLLM 0.32.0: ``MooncakeStoreScheduler``, ``KVTransferConfig``, engine arguments)."""
+
+
+class Options(Gate):
+    """Claim: loads and lookups that block or not, decode tokens that are saved, roles, a connector inside MultiConnector,
+    prefill chunks smaller than the hit, either way of scheduling, and speculation leave reuse exact and answers right.
+
+    How it can lie: an option is spelled so that nothing changes; a path taken only under it is never entered.
+    Oracle: as P.boundary, for one long prompt and around a block boundary; with saved decode tokens, the exact count
+    over a next turn whose prefix holds them. Control: external hits in every case.
+    Turns red: whatever turns P.boundary red, on a path that the defaults never take.
+    """
+
+    id = "P.options"
+    claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
+
+    def cases(self) -> Iterable[Case]:
+        for name in OPTIONS:
+            yield Case(f"{self.id}.{name}", {"option": name}, variant=name, core=False)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if case.params["option"] == "roles":
+            first, second = base.engines[0].name, base.engines[1].name
+            return base.with_engine(first, kv_role="kv_producer").with_engine(second, kv_role="kv_consumer")
+        return base.with_all_engines(**OPTIONS[case.params["option"]])
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        if case.params["option"] == "save-decode":
+            collect_decode(stack, case)
+        else:
+            share_and_boundary(stack, case)
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        if history.case.params["option"] == "save-decode":
+            return judge_sequence(self, history, rules=rules_of(history, saves_outputs=True))
+        return judge_arms(self, history)
+
+
+def share_and_boundary(stack: Stack, case: Case) -> None:
+    """One long prompt and lengths around a block boundary, from the first engine to the second."""
+    saver, reader = stack.names[0], stack.names[1]
+    block = stack.engines[saver].facts.block_tokens
+    prompts = stack.prompts(case.id)
+    for tag, tokens in {"long": SHARE_TOKENS, "k3-1": 3 * block - 1, "k3": 3 * block, "k3+1": 3 * block + 1}.items():
+        if not reuse_arms(stack, case.id, prompts.fresh(tag, tokens), saver, reader, tag):
+            return
+
+
+DECODED_TOKENS = 75
+"""Two whole blocks and more, so that blocks of generated tokens alone are saved."""
+
+
+def collect_decode(stack: Stack, case: Case) -> None:
+    """A long answer on one engine; the next turn, which holds it, on the other."""
+    saver, reader = stack.names[0], stack.names[1]
+    block = stack.engines[saver].facts.block_tokens
+    prompts = stack.prompts(case.id)
+    first = prompts.fresh("first", 4 * block + block // 2)
+    with stack.phase(case.id, "first"):
+        answer = stack.save(saver, first, role="ask/first", max_tokens=DECODED_TOKENS)
+        settle_saves(stack)  # blocks of generated tokens are nobody's new blocks, so nobody waited for them
+    turn = prompts.extended(first + answer.output_token_ids, "next", len(first) + DECODED_TOKENS + block + 7)
+    with stack.phase(case.id, "next"):
+        stack.ask_measured(reader, turn, "ask/next")
+        stack.ask_measured(reader, turn, "again/next")
+        settle_saves(stack)
+    with stack.phase(case.id, "cold"):
+        ask_cold(stack, saver, turn, "next")
+        settle_saves(stack)
+    with stack.phase(case.id, "back"):
+        stack.reset_local_cache(saver)
+        stack.ask_measured(saver, turn, "ask/back")
+
+
+FAMILIES: dict[str, str] = {
+    "llama": "tiny-llama",
+    "multi-head": "tiny-mha",
+    "multi-query": "tiny-mqa",
+    "sliding-window": "tiny-window",
+    "latent": "",
+    "hybrid": "",
+}
+"""Case -> tiny model; "" where none of that family can be made here."""
+
+
+class Families(Gate):
+    """Claim: reuse is exact and right for every family of attention.
+
+    How it can lie: layouts of keys and values differ by family (heads per group, windows, latent vectors, recurrent
+    states), and a connector that copies whole blocks of one layout may copy half a block of another.
+    Oracle: as P.boundary, with each family's own floors and planted blocks.
+    Turns red: a block copied in part, or into another place, for one layout alone.
+    """
+
+    id = "P.families"
+    claim = "reuse is exact and answers are right for every family of attention that can be run here"
+
+    def cases(self) -> Iterable[Case]:
+        for name, model in FAMILIES.items():
+            yield Case(f"{self.id}.{name}", {"family": name, "model": model}, variant=name, core=False)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        family, model = case.params["family"], case.params["model"]
+        if not model:
+            raise Untestable(
+                f"{family}-model",
+                f"fixtures.models makes no model with {family} attention",
+                "run P.boundary and P.size with --model DIRECTORY of such a model",
+            )
+        return base.with_all_engines(model=model)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        share_and_boundary(stack, case)
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_arms(self, history)
+
+
+OPTIONS_GATE = Options()
+FAMILIES_GATE = Families()
+
+
+@gate_cases(OPTIONS_GATE)
+def test_options(run_case: Any, case: Case) -> None:
+    run_case(OPTIONS_GATE, case)
+
+
+@gate_cases(FAMILIES_GATE)
+def test_families(run_case: Any, case: Case) -> None:
+    run_case(FAMILIES_GATE, case)

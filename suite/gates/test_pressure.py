@@ -1,0 +1,214 @@
+"""Family P, pressure: caches far too small, leases that run out, requests that are given up; nothing wrong comes of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fixtures.models import resolve_model
+from fixtures.request import Request
+from reports import records as r
+from reports.history import History
+from suite.contract import Case, Gate
+from suite.gates import gate_cases
+from suite.gates.arms import calibrate
+from suite.gates.judging_pressure import (
+    ANSWER_TOKENS,
+    EXPLAINS,
+    IDLE_LABEL,
+    LOADED,
+    LOADING,
+    MASTER,
+    MAXIMUM,
+    judge_pressure,
+)
+from suite.workload.prompts import Prompt
+
+if TYPE_CHECKING:
+    from fixtures.client import Pending
+    from fixtures.spec import StackSpec
+    from fixtures.stack import Stack
+
+FAMILIES, SIBLINGS = 6, 4
+"""Prompts of the load: each family shares a prefix, so that there is something to reuse while everything is evicted."""
+
+SHARED_TOKENS, OWN_TOKENS = 1000, 1000
+
+CACHE_OF_MAXIMUM = 1.5
+"""The engine's KV cache, in requests of maximum length: it must hold one, and holds three of the load's."""
+
+SEGMENT_OF_MAXIMUM = 2.0
+"""An engine's share of the pool, in requests of maximum length. Both together hold a third of the load's blocks."""
+
+AT_ONCE = 12
+"""Requests of one wave, half of them on each engine: twice what its cache holds."""
+
+CANCELLED_OF_WAVE = 4
+
+CANCEL_WITHIN_S = 1.5
+"""Cancellations fall into this time after a wave began, or at the first token, when the save begins. A lookup takes 1 ms,
+a load 10 to 100 ms, a prefill of 2,000 tokens 0.2 s alone and several times that in a wave, on two cores."""
+
+IDLE_BOUND_S = 20.0
+"""For the engines to come to rest after the load: saves of a wave lag by a second or two."""
+
+SHORT_LEASE_MS = 50
+"""Loads of 62 blocks over loopback take 10 to 100 ms alone, and longer beside others."""
+
+LEASE_MS = 1000
+"""Longer than a load, short enough that the store can evict: blocks under a lease stay."""
+
+
+class Pressure(Gate):
+    """Claim: with caches far below the working set, blocks evicted and requests preempted or cancelled at any moment, every
+    answer is the cold one, and nothing is left in use.
+
+    How it can lie: nothing was evicted or preempted; every request was recomputed, so nothing was read; blocks of a
+    cancelled load are handed to another request while bytes still arrive; what stays pinned shows only later.
+    Oracle: cold answers under salts, within the floors measured under concurrency, for the load and for a replay of
+    every prompt afterwards; sums over each replayed request; KV usage of idle engines; a request of maximum length.
+    Proof: the engines' preemption counters and the master's eviction counter moved, and requests were cancelled under way.
+    Control: both engines read tokens from the pool while all this went on.
+    Turns red: blocks reused while they are written, leaks on cancellation, a load that outlives its lease and is used.
+    """
+
+    id = "P.pressure"
+    claim = (
+        "under eviction, preemption, short leases and cancellations every answer is right, and nothing is left in use"
+    )
+
+    def cases(self) -> Iterable[Case]:
+        yield Case(f"{self.id}.evicting", {"lease_ms": LEASE_MS}, variant="tiny-caches")
+        yield Case(f"{self.id}.short-lease", {"lease_ms": SHORT_LEASE_MS}, variant="short-lease", core=False)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        engine = base.engines[0]
+        maximum_bytes = resolve_model(engine.model).kv_bytes_per_token() * engine.max_model_len
+        spec = base.with_all_engines(kv_cache_bytes=int(CACHE_OF_MAXIMUM * maximum_bytes))
+        if spec.store is None:
+            return spec
+        return spec.with_store(
+            segment_bytes=int(SEGMENT_OF_MAXIMUM * maximum_bytes), kv_lease_ttl_ms=case.params["lease_ms"]
+        )
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack, planted=False)
+        seed = f"{stack.stack_id}/{case.id}"
+        stack.fact("seed", seed)
+        load = working_set(stack, case)
+        with stack.phase(case.id, "cold"):
+            for name in stack.names[:2]:
+                stack.snapshot_processes(name, "before")
+            for i, prompt in enumerate(load):
+                engine = stack.names[i % 2]
+                stack.ask(engine, prompt, f"cold/{i}", cache_salt=f"{case.id}.{i}", max_tokens=ANSWER_TOKENS)
+        with stack.phase(case.id, LOADED):
+            began = time.monotonic()
+            counters(stack, "before-load")
+            press(stack, load, random.Random(seed))
+            rest(stack)
+            counters(stack, "after-load")
+            record_pressure(stack, began)
+        with stack.phase(case.id, "replay"):
+            for i, prompt in enumerate(load):
+                stack.ask_measured(stack.names[(i + 1) % 2], prompt, f"replay/{i}", max_tokens=ANSWER_TOKENS)
+        with stack.phase(case.id, "after"):
+            longest = min(stack.engines[name].facts.max_model_len for name in stack.names) - ANSWER_TOKENS
+            for name in stack.names[:2]:
+                prompt = stack.prompts(case.id).fresh(f"maximum/{name}", longest)
+                stack.ask(name, prompt, MAXIMUM, max_tokens=ANSWER_TOKENS)
+            rest(stack)
+            for name in stack.names[:2]:
+                stack.snapshot_processes(name, "after")
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_pressure(self, history)
+
+
+def working_set(stack: Stack, case: Case) -> list[Prompt]:
+    """Every prompt of the load, siblings apart from each other so that a wave mixes families."""
+    prompts = stack.prompts(case.id)
+    shared = [prompts.fresh(f"family/{f}", SHARED_TOKENS) for f in range(FAMILIES)]
+    return [
+        prompts.extended(shared[f], f"sibling/{f}/{s}", SHARED_TOKENS + OWN_TOKENS)
+        for s in range(SIBLINGS)
+        for f in range(FAMILIES)
+    ]
+
+
+def press(stack: Stack, load: list[Prompt], rng: random.Random) -> None:
+    """Every prompt on both engines, in waves; some requests of each wave are cancelled at moments drawn from ``rng``."""
+    asked = [(engine, i) for engine in stack.names[:2] for i in range(len(load))]
+    rng.shuffle(asked)
+    for start in range(0, len(asked), AT_ONCE):
+        wave = asked[start : start + AT_ONCE]
+        requests: list[Request] = [
+            stack.request(engine, load[i], f"{LOADING}/{i}", max_tokens=ANSWER_TOKENS) for engine, i in wave
+        ]
+        began = time.monotonic()
+        pending = [stack.start(request) for request in requests]
+        doomed = rng.sample(range(len(wave)), min(CANCELLED_OF_WAVE, len(wave)))
+        cancel(sorted((rng.uniform(0, CANCEL_WITHIN_S), number) for number in doomed), pending, began)
+        for one in pending:
+            one.result()
+
+
+def cancel(doomed: list[tuple[float, int]], pending: list[Pending], began: float) -> None:
+    """Cancel each at its moment (seconds after the wave began), or at its first token if that comes before."""
+    for due_s, number in doomed:
+        pending[number].wait_first_token(max(0.0, began + due_s - time.monotonic()))
+        pending[number].cancel()
+
+
+def counters(stack: Stack, label: str) -> None:
+    """Record both engines' counters, and the master's."""
+    for name in stack.names[:2]:
+        stack.scrape(name, label)
+    if stack.store is not None:
+        values = stack.store.admin.metrics()
+        stack.record(r.MetricsSnapshot(unit=MASTER, label=label, t_s=time.monotonic(), values=values))
+
+
+def record_pressure(stack: Stack, began: float) -> None:
+    """Small caches are done to the stack on purpose: their log lines are explained by it."""
+    stack.record(
+        r.FaultRecord(
+            fault_id="pressure:caches",
+            fault="pressure",
+            target="caches",
+            action="inject",
+            landed=True,  # as settings; whether they bit is in the counters, which the judge reads
+            proof={"kv_cache_bytes": stack.spec.engines[0].kv_cache_bytes, "began_s": began},
+            t_s=began,
+            explains=EXPLAINS,
+        )
+    )
+
+
+def rest(stack: Stack) -> None:
+    """Wait until no engine holds a request or a block; the last scrape stays as the evidence."""
+    for name in stack.names[:2]:
+        stack.wait(
+            f"{name}-idle",
+            partial(_idle, stack, name),
+            bound_s=IDLE_BOUND_S,
+            bound_source="suite.gates.test_pressure.IDLE_BOUND_S",
+            poll_s=0.25,
+        )
+
+
+def _idle(stack: Stack, engine: str) -> bool:
+    values = stack.scrape(engine, IDLE_LABEL).values
+    return values["running"] + values["waiting"] == 0 and values["kv_usage_ratio"] == 0
+
+
+PRESSURE = Pressure()
+
+
+@gate_cases(PRESSURE)
+def test_pressure(run_case: Any, case: Case) -> None:
+    run_case(PRESSURE, case)

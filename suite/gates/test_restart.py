@@ -1,0 +1,101 @@
+"""Family P, restarts: what an engine or a master left behind is read right or not at all, and new saves hit again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fixtures.faults import Restart
+from fixtures.healthy import prove_healthy
+from reports import records as r
+from reports.history import History
+from suite.contract import Case, Gate
+from suite.gates import gate_cases
+from suite.gates.arms import calibrate, settle_saves
+from suite.gates.judging_restart import ANEW, BACK, NAMED_KEYS, judge_restart
+from suite.gates.sequences import ask_cold, save_naming
+from suite.workload.prompts import Prompt
+
+if TYPE_CHECKING:
+    from fixtures.stack import Stack
+
+OLD_PROMPTS = 8
+"""Prompts from before the restart. Each block lies on one engine or the other at random; the chance that a restarted engine
+took the first block of all of them with it is 1 in 256."""
+
+OLD_BLOCKS = 2
+
+NEW_TOKENS = 2000
+
+
+class Restarted(Gate):
+    """Claim: an engine started again with the same identity reads exactly the blocks that the pool still lists, a master
+    started again forgets, and new saves hit in both directions at once.
+
+    How it can lie: the restarted process answers from a cache that survived; blocks whose memory died are still listed
+    and read as whatever lies there now; hits return only for prompts that nobody had saved before.
+    Oracle: the store's own listing before each read says how many leading blocks of a prompt are left, and so exactly
+    how many tokens must come from the pool; cold answers from before. Proof: other processes than before, same plan.
+    Control: prompts saved after the restart are read in full, both ways.
+    Turns red: stale blocks after a restart, an identity that changes with the process, hits that do not return.
+    """
+
+    id = "P.restart"
+    claim = (
+        "after a restart exactly the blocks that are still listed are read, all answers are right, and new saves hit"
+    )
+
+    def cases(self) -> Iterable[Case]:
+        yield Case(f"{self.id}.master", {"unit": "master"}, dirties=True)
+        yield Case(f"{self.id}.engine", {"unit": "reader"}, dirties=True)
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        calibrate(stack)
+        saver, reader = stack.names[0], stack.names[1]
+        unit = reader if case.params["unit"] == "reader" else case.params["unit"]
+        prompts = stack.prompts(case.id)
+        block = stack.engines[reader].facts.block_tokens
+        old = [prompts.fresh(f"old/{i}", OLD_BLOCKS * block + 1) for i in range(OLD_PROMPTS)]
+        with stack.phase(case.id, "save"):
+            settle_saves(stack)
+            for i, prompt in enumerate(old):
+                ask_cold(stack, saver, prompt, f"old-{i}")
+                owner = stack.names[i % 2]  # half of them saved by the engine that is started again
+                keys = save_naming(stack, owner, prompt, tuple(range(OLD_BLOCKS)))
+                stack.fact(NAMED_KEYS, {"prompt": i, "keys": [keys.get(k, "") for k in range(OLD_BLOCKS)]})
+        with stack.phase(case.id, "restart"):
+            Restart(unit).inject(stack)
+            prove_healthy(stack, case.id)
+        if stack.dirty:
+            stack.scan_logs(case.id)
+            return
+        read_back(stack, case, old, saver, reader)
+        with stack.phase(case.id, ANEW):
+            for i, (first, second) in enumerate(((saver, reader), (reader, saver))):
+                prompt = prompts.fresh(f"new/{i}", NEW_TOKENS)
+                stack.save(first, prompt, role=f"cold/new-{i}")
+                stack.ask_measured(first, prompt, f"native/new-{i}")
+                stack.ask_measured(second, prompt, f"external/new-{i}")
+        stack.scan_logs(case.id)
+
+    def judge(self, history: History) -> r.Verdict:
+        return judge_restart(self, history)
+
+
+def read_back(stack: Stack, case: Case, old: list[Prompt], saver: str, reader: str) -> None:
+    """Every prompt from before, on both engines with empty caches of their own; the listing is taken just before."""
+    with stack.phase(case.id, BACK):
+        for engine in (reader, saver):
+            settle_saves(stack)
+            stack.reset_local_cache(engine)
+            stack.list_store(f"{BACK}:{engine}", with_keys=True)
+            for i, prompt in enumerate(old):
+                stack.ask_measured(engine, prompt, f"old/{i}")
+
+
+RESTARTED = Restarted()
+
+
+@gate_cases(RESTARTED)
+def test_restarted(run_case: Any, case: Case) -> None:
+    run_case(RESTARTED, case)
