@@ -1,0 +1,240 @@
+"""Identity (family I): what one engine wrote is read by no engine that computes something else.
+
+A *pair* is a saver and a reader that differ in one thing. The reader's request for the saver's prompt is its *foreign*
+request. What it must equal is the reader's own answer, known from requests under a salt that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reports import records as r
+from suite.checks import answers
+from suite.checks.base import EXTERNAL, EXTERNAL_HITS, LOCAL, STORE_GET, STORE_STATUSES, finding, too_few
+from suite.checks.comparison import Difference, compare
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a foreign request took from elsewhere, by every source that could tell. Tokens; ``loads`` are operations.
+
+    Any source is enough: "nothing was reused" needs the agreement of all of them.
+    """
+
+    response_tokens: int
+    local_tokens: int
+    external_tokens: int
+    hit_tokens: int
+    loads_ok: int
+    loads_failed: int
+    loaded_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that any source claims."""
+        return max(self.response_tokens, self.local_tokens + self.external_tokens, self.hit_tokens)
+
+    @property
+    def any(self) -> bool:
+        """Something was found under one of the reader's keys, whether or not it could be loaded."""
+        return bool(self.tokens or self.loads_ok or self.loads_failed or self.loaded_bytes)
+
+    def __str__(self) -> str:
+        text = f"{self.tokens} tokens ({self.external_tokens} external, {self.local_tokens} local)"
+        text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
+        return text + (f", {self.loads_failed} failed loads" if self.loads_failed else "")
+
+
+def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
+    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero."""
+
+    def count(name: str) -> int:
+        return int(delta[name])
+
+    def store(status: str, quantity: str) -> int:
+        return int(delta.get(f"store.{STORE_GET}.{status}.{quantity}", 0.0))
+
+    if not any(name.startswith("store.") for name in delta):
+        raise KeyError("no store counters in this delta: the engine reports none")
+    return Reuse(
+        response_tokens=o.cached_tokens or 0,
+        local_tokens=count(LOCAL),
+        external_tokens=count(EXTERNAL),
+        hit_tokens=count(EXTERNAL_HITS),
+        loads_ok=store("ok", "ops"),
+        loads_failed=sum(store(status, "ops") for status in STORE_STATUSES if status != "ok"),
+        loaded_bytes=sum(store(status, "bytes") for status in STORE_STATUSES),
+    )
+
+
+@dataclass(frozen=True)
+class PairRule:
+    """What a pair promises. ``changes_answers``: the setting changes what the model answers, so a case in which both sides
+    answer alike has proven nothing. ``must_isolate``: no reuse is right, however equal the answers (a salt's promise)."""
+
+    changes_answers: bool
+    must_isolate: bool
+
+
+@dataclass(frozen=True)
+class PairAnswers:
+    """The requests of one pair. All answer one prompt. ``cold`` and ``native`` are the reader's own; both have two at
+    least, so that its noise is known. ``own`` is the reader's own answer over its own blocks from the pool."""
+
+    tag: str
+    saver_name: str
+    reader_name: str
+    foreign: r.Observation
+    reuse: Reuse
+    cold: Sequence[r.Observation]
+    native: Sequence[r.Observation]
+    own: r.Observation
+    saver_native: r.Observation
+
+
+@dataclass(frozen=True)
+class PairJudgement:
+    """Findings on a pair, notes, and the numbers a person wants to see."""
+
+    findings: list[r.Finding]
+    notes: list[str]
+    numbers: dict[str, object]
+
+
+def judge_pair(
+    pair: PairAnswers, rule: PairRule, *, minimum_nat: float, quiet_nat: float, cold_limit: answers.Floor
+) -> PairJudgement:
+    """Was anything reused across, and was the reader's answer its own?
+
+    minimum_nat: a difference of at least this much (or other tokens) is a wrong answer; below it, reuse across is named as
+    what it is. quiet_nat: honest noise assumed where fewer samples showed less; used for computed answers only.
+    cold_limit: limit for an answer of another shape than any of the reader's own.
+    """
+    native_floor = answers.native_floor([(pair.native[0], o) for o in (*pair.native[1:], pair.own)])
+    cold_floor = answers.cold_floor([(pair.cold[0], o) for o in pair.cold[1:]])
+    if not native_floor.pairs or not cold_floor.pairs:
+        why = native_floor.first_problem or cold_floor.first_problem or "one answer of a kind"
+        return PairJudgement(too_few(f"{pair.tag}: the reader's own noise is not known: {why}"), [], {})
+    apart = compare(pair.saver_native, pair.native[0])
+    reference, limit = _reference(pair, native_floor, cold_floor, quiet_nat, cold_limit)
+    got = compare(pair.foreign, reference)
+    numbers: dict[str, object] = {
+        "prompt_tokens": len(pair.foreign.prompt_token_ids),
+        "reused_tokens": pair.reuse.tokens,
+        "reuse": str(pair.reuse),
+        "answer_differs_nat": got.max_nat,
+        "limit_nat": limit,
+        "native_floor_nat": native_floor.max_nat,
+        "saver_and_reader_differ_nat": apart.max_nat,
+    }
+    evidence = {
+        "saver": pair.saver_name,
+        "reader": pair.reader_name,
+        "expected_tokens": list(reference.output_token_ids),
+        "got_tokens": list(pair.foreign.output_token_ids),
+        "reference": reference.request_id,
+        "first_request": pair.foreign.request_id,
+        **numbers,
+        **got.evidence(),
+    }
+    findings: list[r.Finding] = []
+    notes: list[str] = []
+    apart_floor = max(native_floor.max_nat, 0.0)
+    if apart.problem or got.problem:
+        found = too_few(f"{pair.tag}: answers cannot be compared: {apart.problem or got.problem}")
+        return PairJudgement([_corrupt(pair, got, evidence)] if got.corrupt else found, [], numbers)
+    alike = apart.max_nat <= apart_floor and not apart.parted
+    if rule.changes_answers and alike:
+        message = (
+            f"{pair.tag}: {pair.saver_name} and {pair.reader_name} answer alike without any reuse:"
+            " the setting had no effect, and nothing is proven"
+        )
+        findings.append(finding(r.FindingCode.NO_PRESSURE, message, **numbers))
+    wrong = got.max_nat > limit or got.parted
+    if wrong:
+        findings.append(_wrong(pair, got, limit, minimum_nat, evidence))
+    elif pair.reuse.any:
+        verdict = _unproven(pair, rule, alike=alike)
+        if verdict:
+            findings.append(finding(r.FindingCode.FOREIGN_REUSE, verdict, **evidence))
+        else:
+            notes.append(
+                f"{pair.tag}: {pair.reuse} were reused across, and rightly: both compute the same"
+                f" (their own answers differ by {apart.max_nat:.3g} nat)"
+            )
+    return PairJudgement(findings, notes, numbers)
+
+
+def _reference(
+    pair: PairAnswers,
+    native_floor: answers.Floor,
+    cold_floor: answers.Floor,
+    quiet_nat: float,
+    cold_limit: answers.Floor,
+) -> tuple[r.Observation, float]:
+    """The reader's own answer of the same shape as the foreign one, and by how much (nat) they may differ."""
+    if not pair.reuse.any:
+        return pair.cold[0], max(cold_floor.max_nat, quiet_nat)
+    if not pair.reuse.loads_failed and pair.foreign.cached_tokens == pair.native[0].cached_tokens:
+        return pair.native[0], native_floor.max_nat
+    return pair.cold[0], max(cold_limit.max_nat, cold_floor.max_nat)
+
+
+def _unproven(pair: PairAnswers, rule: PairRule, *, alike: bool) -> str:
+    """Why reuse across is a failure although the answer was right; "" where it is provably harmless."""
+    if pair.reuse.loads_failed:
+        return (
+            f"{pair.tag}: {pair.reader_name} found {pair.saver_name}'s blocks under its own keys; the load failed and the"
+            f" prompt was recomputed ({pair.reuse})"
+        )
+    if rule.must_isolate:
+        return f"{pair.tag}: {pair.reader_name} read {pair.saver_name}'s blocks, which it may not see: {pair.reuse}"
+    if not alike:
+        return (
+            f"{pair.tag}: {pair.reader_name} read {pair.saver_name}'s blocks ({pair.reuse}), and the two do not compute"
+            " the same; that this answer came out right proves nothing for the next"
+        )
+    return ""
+
+
+def _wrong(
+    pair: PairAnswers, got: Difference, limit: float, minimum_nat: float, evidence: dict[str, object]
+) -> r.Finding:
+    if pair.reuse.any:
+        text = f"{pair.tag}: {pair.reader_name} read {pair.saver_name}'s blocks ({pair.reuse}); its answer differs from its own"
+    else:
+        text = f"{pair.tag}: {pair.reader_name} reports no reuse, yet its answer differs from its own cold one"
+    message = f"{text} by {got.max_nat:.3g} nat (at most {limit:.3g})" + (
+        f", tokens part at step {got.first_step} ({got.a_token} against {got.b_token})" if got.parted else ""
+    )
+    grave = got.parted or got.max_nat >= minimum_nat or not pair.reuse.any
+    return finding(r.FindingCode.WRONG_ANSWER if grave else r.FindingCode.FOREIGN_REUSE, message, **evidence)
+
+
+def _corrupt(pair: PairAnswers, got: Difference, evidence: dict[str, object]) -> r.Finding:
+    message = f"{pair.tag}: {pair.reader_name} read {pair.saver_name}'s blocks ({pair.reuse}): {got.problem}"
+    return finding(r.FindingCode.WRONG_ANSWER, message, **evidence)
+
+
+def key_prefix(key: str) -> str:
+    """What stands before the block hash in a key of the tested release (``...@group:0@<hash>``)."""
+    return key.rpartition("@")[0]
+
+
+def key_hash(key: str) -> str:
+    """The block hash of a key."""
+    return key.rpartition("@")[2]
+
+
+def told_apart_by(saver_keys: Sequence[str], reader_keys: Sequence[str]) -> str:
+    """Which part of the keys kept two engines apart, as the store's own listing shows it after both had saved one prompt.
+
+    ``prefix``, ``hash``, ``prefix and hash``; ``nothing`` where the reader wrote no key of its own.
+    """
+    if not reader_keys:
+        return "nothing"
+    by_prefix = not {key_prefix(k) for k in saver_keys} & {key_prefix(k) for k in reader_keys}
+    by_hash = not {key_hash(k) for k in saver_keys} & {key_hash(k) for k in reader_keys}
+    parts = [name for name, differs in (("prefix", by_prefix), ("hash", by_hash)) if differs]
+    return " and ".join(parts) or "nothing"

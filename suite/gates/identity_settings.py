@@ -1,0 +1,136 @@
+"""Settings in which two engines of a fleet can differ, one at a time: what an engine that differs is started with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fixtures.spec import EngineSpec
+    from fixtures.stack import Stack
+
+OTHER_BASE = 500_000.0
+"""Rotary base of the engine whose positions differ; the tiny models have 10,000. (``rope_theta`` at the top level of
+``--hf-overrides`` is ignored by the tested release without a word: the base is read from ``rope_parameters``.)"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to differ.
+
+    text: what differs, as a person would say it. ours, theirs: its value on the stack's engines and on the other one.
+    changes: makes the fields of EngineSpec that differ (and ``kv_bytes_per_token`` where it is not the model's).
+    changes_answers: the model computes something else, so both sides must be seen to answer differently.
+    may_lack: the build may not have it; an engine that refuses to start is then no failure.
+    """
+
+    text: str
+    ours: str
+    theirs: str
+    changes: Callable[[Stack], dict[str, Any]]
+    changes_answers: bool = True
+    may_lack: bool = False
+
+
+def _sibling(stack: Stack) -> dict[str, Any]:
+    from fixtures.errors import Untestable
+    from fixtures.models import TINY, ensure_model
+
+    model = stack.spec.engines[0].model
+    if model not in TINY:
+        raise Untestable("tiny-model", f"the stack serves {model}", "use a stack of tiny models (--stack cpu)")
+    sibling = ensure_model("tiny-sibling", same_name_as=model)
+    assert sibling.path.name == stack.engines[stack.names[0]].model.path.name
+    return {"model": str(sibling.path), "served_model_name": "sibling"}
+
+
+def _half_width(stack: Stack) -> dict[str, Any]:
+    per_token = stack.engines[stack.names[0]].model.kv_bytes_per_token(1)
+    return {"args": ("--kv-cache-dtype", "fp8"), "kv_bytes_per_token": per_token}
+
+
+def _other_tokenizer(stack: Stack) -> dict[str, Any]:
+    from fixtures.models import ensure_model
+
+    return {"args": ("--tokenizer", str(ensure_model("tiny-llama").path))}
+
+
+def _args(*args: str, **more: Any) -> Callable[[Stack], dict[str, Any]]:
+    return lambda stack: {"args": args, **more}
+
+
+_ROPE = json.dumps({"rope_parameters": {"rope_type": "default", "rope_theta": OTHER_BASE}})
+
+SETTINGS: dict[str, Setting] = {
+    "weights": Setting("the model's weights", "its own weights", "other weights, directory of the same name", _sibling),
+    "position": Setting(
+        "the position encoding",
+        "rotary base 10,000",
+        "rotary base 500,000 by --hf-overrides",
+        _args("--hf-overrides", _ROPE),
+    ),
+    "dtype": Setting("the model's dtype", "bfloat16", "float16", lambda stack: {"dtype": "float16"}),
+    "kv-dtype": Setting("the KV cache's dtype", "auto", "fp8", _half_width, may_lack=True),
+    "quantization": Setting(
+        "quantisation of the weights", "none", "fp8", _args("--quantization", "fp8"), may_lack=True
+    ),
+    "block-size": Setting(
+        "the KV block size", "32 tokens", "64 tokens", lambda stack: {"block_tokens": 64}, changes_answers=False
+    ),
+    "hash-algorithm": Setting(
+        "the hash algorithm",
+        "sha256",
+        "sha256_cbor",
+        lambda stack: {"hash_algorithm": "sha256_cbor"},
+        changes_answers=False,
+    ),
+    "tokenizer": Setting("the tokenizer", "its own", "another, equal ids", _other_tokenizer, changes_answers=False),
+    # Sharding changes what a rank stores under its key, not what is computed; bytes a token: not those of one rank.
+    "tensor-parallel": Setting(
+        "the tensor-parallel size",
+        "1",
+        "2",
+        _args("--tensor-parallel-size", "2", kv_bytes_per_token=0),
+        changes_answers=False,
+        may_lack=True,
+    ),
+    "pipeline-parallel": Setting(
+        "the pipeline-parallel size",
+        "1",
+        "2",
+        _args("--pipeline-parallel-size", "2", kv_bytes_per_token=0),
+        changes_answers=False,
+        may_lack=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What an operator can set on the engine that differs. ``changes``: fields of EngineSpec; ``tenant_id``: Mooncake's."""
+
+    text: str
+    changes: dict[str, Any]
+    tenant_id: str = ""
+
+
+PROTECTIONS: dict[str, Protection] = {
+    "default": Protection("upstream's defaults", {}),
+    "prefix": Protection("a cache_prefix of its own", {"kv_extra": {"cache_prefix": "other-identity"}}),
+    "tenant": Protection("a Mooncake tenant_id of its own", {}, tenant_id="other-identity"),
+}
+
+AVOID = "a kv_connector_extra_config.cache_prefix of its own for every set of weights, dtypes and overrides"
+"""The setting that keeps such engines apart in the tested release; ``I.engine.*.prefix`` shows whether it does."""
+
+
+def merged(engine: EngineSpec, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes on top of what the engine has: arguments are added to its own, extra settings merged into its own."""
+    found = dict(changes)
+    if "args" in found:
+        found["args"] = (*engine.args, *found["args"])
+    if "kv_extra" in found:
+        found["kv_extra"] = {**engine.kv_extra, **found["kv_extra"]}
+    return found
