@@ -6,6 +6,7 @@ rest from target x fault x phase; ``make gates-full`` runs them. Plain data: jud
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -57,6 +58,8 @@ class Cell:
     isolate_lookup: bool = True
     joiner: bool = False
     """A further engine joins after the fault and must share."""
+    second: str = ""
+    """``<target>-<fault>``: a second fault, injected while the first lasts."""
     core: bool = False
     why: str = ""
 
@@ -69,6 +72,7 @@ class Cell:
     def variant(self) -> str:
         """What differs from the plainest cell of target, fault and phase, in words."""
         parts = [
+            f"and-{self.second}" if self.second else "",
             "" if self.heal == "none" else f"heal-{self.heal}",
             "" if self.topology == usual_topology(self.target) else self.topology,
             "default-policy" if self.policy == "upstream" else "",
@@ -76,6 +80,17 @@ class Cell:
             "joiner" if self.joiner else "",
         ]
         return "-".join(part for part in parts if part)
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """(target, fault) in the order in which they are injected."""
+        second = tuple(self.second.split("-", 1)) if self.second else ()
+        return ((self.target, self.fault), *([(second[0], second[1])] if second else []))
+
+    @property
+    def second_after_s(self) -> float:
+        """When the second fault follows the first: 0 to 3 s, drawn from the cell's own id, so that it is the same each time."""
+        return round(random.Random(self.id).uniform(0.0, 3.0), 2)
 
     @property
     def left_broken(self) -> bool:
@@ -102,15 +117,15 @@ CORE: tuple[Cell, ...] = (
     Cell(MASTER, "kill", "busy", "after-ttl", core=True, why="every request used to wait 4.5 s for a dead master; the fleet as a whole must not"),
     Cell(MASTER, "kill", "load", "before-ttl", core=True, why="loads that are under way need no master; what they hold must be given back"),
     Cell(MASTER, "freeze", "idle", "before-ttl", core=True, why="a frozen master accepts connections and answers nothing: clients without a time limit wait"),
-    Cell(MASTER, "freeze", "busy", "before-ttl", core=True, why="twin of master.kill.busy: what is fast on a refused connection may hang on a silent one"),
+    Cell(MASTER, "freeze", "busy", "after-ttl", core=True, why="twin of master.kill.busy: what is fast on a refused connection may hang on a silent one"),
     Cell(MASTER, "restart", "idle", "none", core=True, why="comes back empty under the same address: engines must mount their memory again, old keys must not mislead"),
     Cell(MASTER, "restart", "idle", "none", joiner=True, core=True, why="an engine that joins after a restart must share with those that saw it"),
     Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
-    Cell(OWNER, "freeze", "idle", "before-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; the thaw must end that"),
-    Cell(OWNER, "freeze", "load", "after-ttl", core=True, why="freeze twin: thawed after the master dropped it, its blocks must not be served from a stale listing"),
+    Cell(OWNER, "freeze", "idle", "after-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; thawed after the master dropped it, its blocks must not be served from a stale listing"),
+    Cell(OWNER, "freeze", "load", "before-ttl", core=True, why="a transfer stops in its middle and goes on 5 s later: what was waited for must be whole"),
     Cell(OWNER, "restart", "idle", "none", core=True, why="new memory under the old address while old keys are still listed: the shortest way to a wrong answer"),
     Cell(OWNER, "stop", "idle", "after-ttl", core=True, why="planned drain: an orderly stop must cost no more than a lookup"),
-    Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
+    Cell(PEER, "freeze", "idle", "after-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
     Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
     Cell(PEER, "kill", "idle", "none", topology="embedded", isolate_lookup=False, core=True, why="co-located engines with upstream's default lookup channel: the survivor's scheduler may wait for the dead one"),
     Cell(READER, "kill", "load", "after-ttl", core=True, why="a reader that dies in the middle of a load must not take pool or neighbours along"),
@@ -167,6 +182,26 @@ def full_matrix() -> Iterator[Cell]:
             yield Cell(target, fault, "idle", "after-ttl", topology="embedded", policy="upstream")
         yield Cell(OWNER, fault, "idle", "after-ttl", policy="upstream")
         yield Cell(OWNER, fault, "idle", "after-ttl", joiner=True)
+    yield from pairs()
+
+
+PAIRED = (
+    (MASTER, "kill"),
+    (MASTER, "freeze"),
+    (OWNER, "kill"),
+    (OWNER, "freeze"),
+    (CONTROL, "blackhole"),
+    (DATA, "drop"),
+)
+"""Faults of which every two of unequal targets make a cell, in both orders."""
+
+
+def pairs() -> Iterator[Cell]:
+    """Two faults together: master and owner, owner and link, ..., each pair in both orders."""
+    for target, fault in PAIRED:
+        for other, second in PAIRED:
+            if other != target:
+                yield Cell(target, fault, "idle", "after-ttl", second=f"{other}-{second}")
 
 
 def _phases(target: str) -> tuple[Phase, ...]:

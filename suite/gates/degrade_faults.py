@@ -1,0 +1,54 @@
+"""From a cell of the fault matrix to the fault object and the stack it needs. The only place that knows both names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fixtures import faults
+from fixtures.errors import HarnessError
+from fixtures.faults import Fault
+from suite.gates.degrade_cells import CONTROL, DATA, ETCD, KEYS, LEADER, POOL, Cell
+
+if TYPE_CHECKING:
+    from fixtures.spec import StackSpec
+    from fixtures.stack import Stack
+    from suite.gates.degrade_collect import Plan
+
+UNITS: dict[str, Callable[[str], Fault]] = {
+    "kill": faults.Kill,
+    "freeze": faults.Freeze,
+    "stop": faults.Stop,
+    "restart": faults.Restart,
+}
+
+
+def make_faults(stack: Stack, plan: Plan) -> list[Fault]:
+    """The faults of a cell in the order in which they are injected: one, or two. Raises HarnessError for unknown ones."""
+    return [make_fault(stack, plan, target, fault) for target, fault in plan.cell.parts]
+
+
+def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
+    """One fault, not injected yet. Raises HarnessError for one that this version cannot make."""
+    if target not in (CONTROL, DATA, KEYS, POOL):
+        return UNITS[fault](plan.unit_of(target))
+    raise HarnessError(f"{target}.{fault}: no such fault is built")
+
+
+def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
+    """The stack a cell runs on, derived from the run's base."""
+    spec = base
+    if cell.topology == "standalone":
+        spec = spec.with_store(mode="standalone", owners=1)
+    elif cell.topology == "ha":
+        spec = spec.with_store(masters=3)
+    if cell.policy != "recompute":
+        spec = spec.with_all_engines(load_failure_policy=cell.policy)
+    if not cell.isolate_lookup:
+        spec = spec.with_all_engines(isolate_lookup=False, isolate_tmp=False)
+    return spec
+
+
+def needs_of(cell: Cell) -> tuple[str, ...]:
+    """What a cell needs of the host beyond a stack."""
+    return ("etcd",) if cell.target in (LEADER, ETCD) else ()

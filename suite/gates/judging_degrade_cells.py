@@ -1,0 +1,331 @@
+"""How a cell of the fault matrix is judged: the same checks whatever was hurt; victims, bystanders and traffic apart.
+
+Phases and roles are those of ``suite.gates.degrade_collect``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from reports import records as r
+from reports.history import History
+from suite.checks import answers, degrade, faults, liveness, logs, recovery
+from suite.checks.base import finding, run
+from suite.contract import Gate, outcome_of
+from suite.gates.degrade_cells import CONTROL, ETCD, LEADER, MASTER, OWNER, PEER, READER, Cell
+from suite.gates.degrade_envelope import envelope, healed_s
+from suite.gates.judging import explanation, ordered, visible_findings
+from suite.gates.judging_degrade import cold_pairs, control
+from suite.gates.oracle import Oracle
+
+JUDGED = ("victim", "bystander", "saving", "traffic", "returned")
+"""Kinds of requests that have to be answered right, in time and within budget, whatever was done to the stack."""
+
+BASELINE = ("baseline", "short", "traffic")
+
+LOST_OWNER = (OWNER, PEER)
+"""Targets that hold blocks themselves: every victim must have had some on it."""
+
+NO_MASTER = (MASTER, LEADER, ETCD, CONTROL)
+"""Targets without which nothing can be looked up: a lookup that was refused may be counted nowhere."""
+
+EXPLAINED = (
+    r"(?i)master (view )?(is )?(not|un)\w*",
+    r"(?i)(un)?mount|remount|re-?regist|heartbeat|ping|client.{0,30}(expired|timeout|disconnect|not found)",
+    r"\b(INVALID_|OBJECT_|SEGMENT_|RPC_|TRANSFER_|NO_AVAILABLE_|REPLICA_|CLIENT_|LEASE_)\w+",
+    r"(?i)client not available|not available",
+    r"(?i)eject|evict|reconnect|retry|timed? ?out|unreachable|lease expired",
+    r"(?i)batch.{0,20}(exist|put|get|query).{0,40}(fail|error)|Failed to (put|get|query|check|submit|remount|mount|ping)",
+)
+"""Log lines that any fault of this family explains, beside those that the fault names itself. Crashes, tracebacks, assertions and
+signals are never among them."""
+
+NEVER_EXPLAINED = ("segfault", "crash", "assert", "traceback", "fatal", "cuda")
+"""Categories (``suite.checks.logs``) that no fault of *another* unit explains."""
+
+PREFERRED_CAUSES: dict[tuple[str, str], str] = {
+    (
+        MASTER,
+        r.FindingCode.HANG,
+    ): "the client asks a silent master without a time limit of its own, inside the scheduler",
+    (
+        CONTROL,
+        r.FindingCode.HANG,
+    ): "the client asks a silent master without a time limit of its own, inside the scheduler",
+    (MASTER, r.FindingCode.SLOW_DEGRADE): "every lookup waits for the connection to a dead master to be given up",
+    (OWNER, r.FindingCode.HANG): "a load from a silent owner has no time limit",
+    (PEER, r.FindingCode.HANG): "a load from a silent owner has no time limit",
+}
+"""(target, finding) -> likely cause, where the general one of ``suite.gates.judging`` would point elsewhere."""
+
+
+def kind(o: r.Observation) -> str:
+    """A role without its number."""
+    return o.role.partition("/")[0]
+
+
+def judge_cell(gate: Gate, history: History) -> r.Verdict:
+    """Judge a cell: proof, pressure, control; statuses, answers, budget, lookups; recovery; logs."""
+    cell = Cell.of(history.case.params)
+    oracle = Oracle(history)
+    judged = judged_requests(history)
+    victims = [o for o in judged if kind(o) in ("victim", "returned")]
+    survivors = surviving(history)
+    checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
+        "faults": lambda: check_landed(history),
+        "pressure": lambda: pressure(history, cell),
+        "visible": lambda: visible_findings(history),
+        "control": lambda: control(history),
+        "oracle": oracle.check,
+        "clock": lambda: liveness.check_clock(history.observations()),
+        "liveness": lambda: liveness.check_liveness(judged),
+        "stuck": lambda: stuck(history, judged),
+        "same engines": lambda: [f for name in survivors for f in same_engine(history, name)],
+        "answers": lambda: answered_right(history, victims, judged, oracle),
+        "budget": lambda: within_budget(history, judged),
+        "lookups": lambda: [f for name in survivors for f in lookups(history, cell, name)],
+        "recovery": lambda: recovered(history, cell),
+        "admission": lambda: [f for name in survivors for f in admission(history, name)],
+        "kv": lambda: [f for name in survivors for f in kv_returned(history, name)],
+        "logs": lambda: unexplained_logs(history),
+    }
+    findings = ordered(run(checks))
+    shape = envelope(history, judged, baseline(history), budget_spec(history))
+    spec = budget_spec(history)
+    why = explanation(history, findings)
+    if findings and (cause := PREFERRED_CAUSES.get((cell.target, findings[0].code))):
+        why["cause"] = cause
+    return gate.verdict(
+        history,
+        outcome_of(findings),
+        findings=findings,
+        got=findings[0].message
+        if findings
+        else f"{len(judged)} requests answered right, 200, within budget; hits back",
+        wanted=f"200, the cold answer, TTFT at most max({spec['ttft_factor']:g} x cold, cold +"
+        f" {spec['ttft_extra_s']:g} s), and the stack well again",
+        numbers={**shape, **oracle.numbers()},
+        notes=tuple(notes(history, cell, victims, oracle)),
+        **why,
+    )
+
+
+def judged_requests(history: History) -> list[r.Observation]:
+    """Requests that the claim is about, from the fault on, with the number taken off their roles."""
+    found = [o for phase in ("degraded", "recovery") for o in history.observations(phase=phase) if kind(o) in JUDGED]
+    return [msgspec.structs.replace(o, role=kind(o)) for o in found]
+
+
+def baseline(history: History) -> list[r.Observation]:
+    """What requests cost here with nothing broken."""
+    return [o for o in history.observations(phase="baseline") if kind(o) in BASELINE]
+
+
+def budget_spec(history: History) -> dict[str, Any]:
+    """``[budget]`` of the stack's spec."""
+    stack = history.stack
+    spec = stack.spec["budget"] if stack else {}
+    assert isinstance(spec, dict)
+    return spec
+
+
+def surviving(history: History) -> list[str]:
+    """Engines whose processes were looked at before and after: all but the one that was hurt."""
+    return [s.label.removeprefix("after/") for s in history.of(r.ProcessSnapshot) if s.label.startswith("after/")]
+
+
+# Was there any pressure? --------------------------------------------------------------------------------------------
+
+
+def check_landed(history: History) -> list[r.Finding]:
+    """Every fault landed. One that shows in the stack's own traffic alone counts with its last proof."""
+    last: dict[tuple[str, str], r.FaultRecord] = {(f.fault_id, f.action): f for f in history.faults()}
+    return faults.check_faults(list(last.values()))
+
+
+def pressure(history: History, cell: Cell) -> list[r.Finding]:
+    """The fault met what it was to meet: blocks of victims on a lost owner, requests under way, traffic that flowed."""
+    begin = next((f for f in history.faults("inject")), None)
+    if begin is None:
+        return []  # check_landed says so
+    degraded = history.observations(phase="degraded")
+    victims = [o for o in degraded if kind(o) == "victim"]
+    found = faults.no_pressure("victims asked for after the fault", len(victims), 1)
+    owners = [f.value for f in history.facts("owners")]
+    hurt = [f.target for f in history.faults("inject")]
+    lost = [unit for unit in hurt if any(unit in o["held_by"] for o in owners)]
+    if any(target in LOST_OWNER for target, _ in cell.parts):
+        held = sum(any(o["held_by"].get(unit, 0) > 0 for unit in lost) for o in owners)
+        found += faults.no_pressure(f"victims with blocks on {hurt[-1]}", held, max(1, len(owners)))
+    else:
+        found += faults.no_pressure("victims with blocks in the pool", sum(o["blocks"] > 0 for o in owners), 1)
+    if cell.phase in ("lookup", "load"):
+        wanted = "doomed" if cell.target == READER else "victim"
+        caught = [o for o in degraded if kind(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
+        found += faults.no_pressure(f"{wanted} requests under way when the fault came", len(caught), 1)
+    if cell.phase == "save":
+        saving = [o for o in degraded if kind(o) == "saving" and o.sent_s <= begin.t_s]
+        found += faults.no_pressure("saves under way when the fault came", len(saving), 1)
+    if cell.phase == "busy":
+        found += faults.no_pressure("requests of steady traffic", sum(kind(o) == "traffic" for o in degraded), 3)
+    return found
+
+
+def landed_s(fault: r.FaultRecord) -> float:
+    """When the fault was in effect: its start and the time it took."""
+    return fault.t_s + float(fault.proof.get("took_s", 0.0) or 0.0)
+
+
+# How did requests fare? ---------------------------------------------------------------------------------------------
+
+
+def stuck(history: History, judged: Sequence[r.Observation]) -> list[r.Finding]:
+    """An engine that says it is healthy and answers *nothing*: judged by requests that need none of what was hurt.
+
+    A victim that hangs on a healthy engine is a ``hang``; the engine is not stuck.
+    """
+    others = [o for o in judged if o.role in ("bystander", "traffic")]
+    return liveness.check_stuck(others, history.of(r.HealthProbe))
+
+
+def same_engine(history: History, name: str) -> list[r.Finding]:
+    """The engine's processes are those from before the fault."""
+    by_label = {s.label: s for s in history.of(r.ProcessSnapshot)}
+    return liveness.check_same_processes(by_label.get(f"before/{name}"), by_label.get(f"after/{name}"))
+
+
+def answered_right(
+    history: History, victims: Sequence[r.Observation], judged: Sequence[r.Observation], oracle: Oracle
+) -> list[r.Finding]:
+    """Victims that were answered say what they said cold; traffic that two engines were asked for is answered alike."""
+    pairs = [*cold_pairs(history, victims), *twins(judged)]
+    if not pairs:
+        return []  # nothing was answered, which is ``liveness``'s business
+    return answers.judge_cold(pairs, oracle.cold_limit_concurrent).findings
+
+
+def twins(judged: Sequence[r.Observation]) -> list[answers.Pair]:
+    """(answer, earlier answer) of equal prompts of the traffic."""
+    first: dict[tuple[int, ...], r.Observation] = {}
+    pairs: list[answers.Pair] = []
+    for o in judged:
+        if o.role != "traffic" or not o.ok:
+            continue
+        earlier = first.setdefault(o.prompt_token_ids, o)
+        if earlier is not o:
+            pairs.append((o, earlier))
+    return pairs
+
+
+def within_budget(history: History, judged: Sequence[r.Observation]) -> list[r.Finding]:
+    """Answered requests kept the TTFT budget, against requests of the same shape before the fault."""
+    answered = [o for o in judged if o.ok]
+    if not answered:
+        return []
+    spec = budget_spec(history)
+    return degrade.check_budget(
+        answered, baseline(history), factor=float(spec["ttft_factor"]), extra_s=float(spec["ttft_extra_s"])
+    )
+
+
+def lookups(history: History, cell: Cell, engine: str) -> list[r.Finding]:
+    """Lookups of an engine between the snapshots around the fault, over the requests it got between them."""
+    before, after = history.metrics(engine, "before-fault"), history.metrics(engine, "after-fault")
+    if before is None or after is None:
+        return []
+    sent = [o for o in history.observations(engine=engine) if before.t_s <= o.sent_s <= after.t_s]
+    found = degrade.check_lookups(
+        sent, history.delta(engine, "before-fault", "after-fault"), max_lookups=int(budget_spec(history)["max_lookups"])
+    )
+    if any(target in NO_MASTER for target, _ in cell.parts):
+        found = [f for f in found if f.code is not r.FindingCode.NO_PRESSURE]
+    return found
+
+
+# Is it well again? --------------------------------------------------------------------------------------------------
+
+
+def waited(history: History, what: str) -> r.WaitRecord | None:
+    """The wait of that name, or None."""
+    return next((w for w in history.of(r.WaitRecord) if w.what == what), None)
+
+
+def recovered(history: History, cell: Cell) -> list[r.Finding]:
+    """What was started again came up; a first good answer, and hits, within their bounds; a joiner shares."""
+    found: list[r.Finding] = []
+    for attempt in history.of(r.StartAttempt):
+        if attempt.result != "ready":
+            message = f"{attempt.unit} was started again and is {attempt.result} after {attempt.elapsed_s:.0f} s"
+            found.append(finding(r.FindingCode.NEVER_READY, message, log_tail=list(attempt.log_tail)[-5:]))
+    if cell.left_broken:
+        return found
+    found += recovery.check_first_good(waited(history, "first-good"))
+    found += recovery.check_hits_back(waited(history, "hits-back"))
+    if cell.joiner and any(a.unit == "joiner" and a.result == "ready" for a in history.of(r.StartAttempt)):
+        found += recovery.check_hits_back(waited(history, "hits-joiner"))
+    return found
+
+
+def admission(history: History, engine: str) -> list[r.Finding]:
+    """A request of full length is admitted after the fault."""
+    asked = [o for o in history.observations(phase="after", engine=engine) if o.role == "maximum-length"]
+    return recovery.check_admission(asked[-1] if asked else None, history.engine(engine).max_model_len)
+
+
+def kv_returned(history: History, engine: str) -> list[r.Finding]:
+    """The engine has given back all KV, and holds no request that nobody waits for."""
+    idle = history.metrics(engine, f"idle/{engine}")
+    left = recovery.check_nothing_left(idle)
+    return left or recovery.check_kv_released(idle)
+
+
+def unexplained_logs(history: History) -> list[r.Finding]:
+    """As ``checks.logs``, with what every fault of this family explains; crashes of the survivors stay unexplained."""
+    wider = [
+        msgspec.structs.replace(rec, explains=(*rec.explains, *EXPLAINED)) if isinstance(rec, r.FaultRecord) else rec
+        for rec in history.records
+    ]
+    found = logs.check_logs(History(wider, before=history.before))
+    plain = logs.check_logs(history)
+    grave = [f for f in plain if f.evidence.get("category") in NEVER_EXPLAINED]
+    return [*grave, *(f for f in found if f.evidence.get("category") not in NEVER_EXPLAINED)]
+
+
+HEAL_SHOWS_S = 2.0
+"""An answer this soon after the heal is taken for its consequence: a thawed master answers within milliseconds, and a
+connection that was dropped is tried again within a second."""
+
+
+def waited_for_heal(history: History, cold: Sequence[r.Observation]) -> int:
+    """Requests that took longer than their budget and ended within ``HEAL_SHOWS_S`` of the heal."""
+    begin = next((f for f in history.faults("inject")), None)
+    end_s = healed_s(history, begin) if begin else None
+    if end_s is None or not any(o.ok and o.ttft_s is not None for o in cold):
+        return 0
+    spec = budget_spec(history)
+    count = 0
+    for o in judged_requests(history):
+        limit_s, _ = degrade.limit_of(o, cold, factor=float(spec["ttft_factor"]), extra_s=float(spec["ttft_extra_s"]))
+        first_s = o.first_token_s
+        if first_s is not None and first_s - o.sent_s > limit_s and end_s <= first_s <= end_s + HEAL_SHOWS_S:
+            count += 1
+    return count
+
+
+def notes(history: History, cell: Cell, victims: Sequence[r.Observation], oracle: Oracle) -> Iterable[str]:
+    """True and worth knowing: numerics, what the stack's proof of health said, growth of the survivors."""
+    yield from answers.judge_cold(cold_pairs(history, victims), oracle.cold_limit_concurrent).notes
+    waiting = waited_for_heal(history, baseline(history))
+    if waiting:
+        yield f"{waiting} requests were answered only when the fault was healed: nothing else bounded their wait"
+    healthy = history.fact("healthy")
+    if healthy is not None and healthy.value["complaints"]:
+        yield "not handed on: " + "; ".join(healthy.value["complaints"])
+    traffic = history.fact("traffic")
+    if traffic is not None and traffic.value["left_out"]:
+        yield f"{traffic.value['left_out']} requests of the traffic were not sent: too many were under way"
+    if cell.left_broken:
+        yield "the fault was not healed: recovery was not judged"
