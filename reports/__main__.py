@@ -1,9 +1,10 @@
-"""``python -m reports {judge,render} RUN...``: what finished runs say.
+"""``python -m reports {judge,render,compare} RUN...``: what finished runs say.
 
-judge   judge the run's evidence again and list verdicts that differ from the recorded ones
-render  show the run; write verdicts.json, report.md, report.html and missing reproductions into it
+judge    judge the run's evidence again and list verdicts that differ from the recorded ones
+render   show the run; write verdicts.json, report.md, report.html and missing reproductions into it
+compare  benchmarks of runs against those of other runs
 
-Exit code 4 with one line for bad input; ``reports.judge`` documents the others of ``judge``.
+Exit code 4 with one line for bad input; ``reports.judge`` documents the others of ``judge``, ``reports.compare`` those of ``compare``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from reports import compare as comparing
+from reports import compare_render, reproduce
 from reports import judge as judging
 from reports import records as r
-from reports import reproduce
+from reports.compare_runs import Unlike
+from reports.compare_thresholds import ThresholdError
 from reports.evidence import EvidenceError, LoadedRun, load_run
 from reports.redact import Redactor, secrets_out
 from reports.render import html, json, markdown, terminal
@@ -42,7 +46,7 @@ def main(argv: Sequence[str] | None = None, gates: dict[str, Gate] | None = None
     command: Callable[[argparse.Namespace, dict[str, Gate] | None], int] = options.command
     try:
         return command(options, gates)
-    except (Usage, EvidenceError) as exc:
+    except (Usage, EvidenceError, Unlike, ThresholdError) as exc:
         print(secrets_out(f"reports: {exc}"), file=sys.stderr)
         return EXIT_USAGE
 
@@ -51,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m reports", description="What finished runs say.", allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="{judge,render}")
+    commands = parser.add_subparsers(required=True, metavar="{judge,render,compare}")
     judge = commands.add_parser("judge", help="judge evidence again; list verdicts that differ from the recorded ones")
     judge.add_argument("--case", metavar="ID", help="only this case")
     judge.add_argument(
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print one format and write nothing (default: print the scoreboard and write all files into the run)",
     )
     render.set_defaults(command=_render)
+    comparing.add_command(commands).set_defaults(command=_compare)
     for command in (judge, render):
         command.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, e.g. reports/out/<run>")
         command.add_argument("--width", type=int, help="columns of the scoreboard (default: those of the terminal)")
@@ -106,6 +111,22 @@ def _render(options: argparse.Namespace, gates: dict[str, Gate] | None) -> int:
         if options.format is None:
             _write(board, run, Path(name), redactor)
     return 0
+
+
+def _compare(options: argparse.Namespace, gates: dict[str, Gate] | None) -> int:
+    found, code = comparing.run_command(options)
+    print(secrets_out(compare_render.markdown(found)), end="")
+    for name, text in (
+        ("markdown", compare_render.markdown),
+        ("html", compare_render.html),
+        ("svg", compare_render.svg),
+    ):
+        if path := getattr(options, name):
+            try:
+                Path(path).write_text(secrets_out(text(found)), encoding="utf-8")
+            except OSError as exc:
+                raise Usage(f"--{name} {path}: cannot be written: {exc}") from exc
+    return code
 
 
 def _load(name: str) -> LoadedRun:

@@ -6,7 +6,7 @@ import importlib
 
 from suite.contract import Gate
 
-MODULES = ("suite.bench.ttft", "suite.bench.sweep")
+MODULES = ("suite.bench.ttft", "suite.bench.sweep", "suite.bench.interleaved")
 
 
 def registry() -> dict[str, Gate]:

@@ -40,7 +40,7 @@ SEGMENTS = "pool"
 """Label of the store's listing and of the socket list that say whose memory the pool is."""
 
 RESULTS = "bench.results"
-"""Fact: what ``reports compare`` reads; a list of {benchmark, unit, better, values, blocks, group}."""
+"""Fact: what ``reports compare`` reads; a list of {benchmark, unit, better, values}; ``blocks`` and ``interleaved`` where values are paired."""
 
 
 def remote_reader(base: StackSpec) -> StackSpec:
@@ -160,7 +160,7 @@ class Ttft(Gate):
         threshold = thresholds.external_over_cold(stack.spec.to_dict())
         sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=fewest_blocks() + 1)
         blocks = read_blocks(sampler.records, tokens, sampler.block_tokens)
-        stack.fact(RESULTS, results(tokens, blocks, case.id))
+        stack.fact(RESULTS, results(tokens, blocks))
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
@@ -279,7 +279,7 @@ def _break_even_text(low: float, high: float, estimate: float | None, decisions:
 
 
 # Results ------------------------------------------------------------------------------------------------------------
-def results(tokens: int, blocks: Blocks, group: str) -> list[dict[str, Any]]:
+def results(tokens: int, blocks: Blocks) -> list[dict[str, Any]]:
     """What ``reports compare`` reads: one value a block and arm (the geometric mean of its two times), in seconds."""
     found = []
     for arm in ARMS:
@@ -290,8 +290,6 @@ def results(tokens: int, blocks: Blocks, group: str) -> list[dict[str, Any]]:
                 "unit": "s",
                 "better": "lower",
                 "values": values,
-                "blocks": [b.number for b in blocks.valid],
-                "group": group,
             }
         )
     return found
