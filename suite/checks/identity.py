@@ -80,7 +80,8 @@ class PairRule:
 @dataclass(frozen=True)
 class PairAnswers:
     """The requests of one pair. All answer one prompt. ``cold`` and ``native`` are the reader's own; both have two at
-    least, so that its noise is known. ``own`` is the reader's own answer over its own blocks from the pool."""
+    least, so that its noise is known. ``own`` is the reader's own answer over its own blocks from the pool: it must equal the
+    native one, or the reader cannot be trusted to read anything."""
 
     tag: str
     saver_name: str
@@ -103,19 +104,27 @@ class PairJudgement:
 
 
 def judge_pair(
-    pair: PairAnswers, rule: PairRule, *, minimum_nat: float, quiet_nat: float, cold_limit: answers.Floor
+    pair: PairAnswers,
+    rule: PairRule,
+    *,
+    minimum_nat: float,
+    quiet_nat: float,
+    native_noise: answers.Floor,
+    cold_limit: answers.Floor,
 ) -> PairJudgement:
     """Was anything reused across, and was the reader's answer its own?
 
     minimum_nat: a difference of at least this much (or other tokens) is a wrong answer; below it, reuse across is named as
     what it is. quiet_nat: honest noise assumed where fewer samples showed less; used for computed answers only.
+    native_noise: of the stack's own engines, in this run; it widens the reader's own, which rests on few samples.
     cold_limit: limit for an answer of another shape than any of the reader's own.
     """
-    native_floor = answers.native_floor([(pair.native[0], o) for o in (*pair.native[1:], pair.own)])
+    native_floor = answers.native_floor([(pair.native[0], o) for o in pair.native[1:]])
     cold_floor = answers.cold_floor([(pair.cold[0], o) for o in pair.cold[1:]])
     if not native_floor.pairs or not cold_floor.pairs:
         why = native_floor.first_problem or cold_floor.first_problem or "one answer of a kind"
         return PairJudgement(too_few(f"{pair.tag}: the reader's own noise is not known: {why}"), [], {})
+    native_floor = native_floor.merged(native_noise)
     apart = compare(pair.saver_native, pair.native[0])
     reference, limit = _reference(pair, native_floor, cold_floor, quiet_nat, cold_limit)
     got = compare(pair.foreign, reference)
@@ -138,13 +147,12 @@ def judge_pair(
         **numbers,
         **got.evidence(),
     }
-    findings: list[r.Finding] = []
+    findings = answers.judge_external_vs_native([(pair.own, pair.native[0])], native_floor)
     notes: list[str] = []
-    apart_floor = max(native_floor.max_nat, 0.0)
     if apart.problem or got.problem:
         found = too_few(f"{pair.tag}: answers cannot be compared: {apart.problem or got.problem}")
         return PairJudgement([_corrupt(pair, got, evidence)] if got.corrupt else found, [], numbers)
-    alike = apart.max_nat <= apart_floor and not apart.parted
+    alike = apart.max_nat <= native_floor.max_nat and not apart.parted
     if rule.changes_answers and alike:
         message = (
             f"{pair.tag}: {pair.saver_name} and {pair.reader_name} answer alike without any reuse:"

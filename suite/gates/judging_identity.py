@@ -116,28 +116,32 @@ def _judge_pair(
     history: History, oracle: Oracle, params: Mapping[str, Any], fact: Mapping[str, Any]
 ) -> identity.PairJudgement:
     tag = fact["tag"]
-    (foreign,), (saver,), (own,) = (_role(history, kind, tag) for kind in ("foreign", "saver", "own"))
-    delta = delta_of(history, foreign)
-    if delta is None or not foreign.ok:
-        return identity.PairJudgement(
-            [finding(r.FindingCode.TOO_FEW_OBSERVATIONS, f"{tag}: the foreign request has no answer or no counters")],
-            [],
-            {},
-        )
+    roles = {kind: _role(history, kind, tag) for kind in ("foreign", "saver", "own", "cold", "native")}
+    lacking = [kind for kind, requests in roles.items() if not requests]
+    foreign = roles["foreign"][0] if roles["foreign"] else None
+    delta = delta_of(history, foreign) if foreign else None
+    if foreign is None or lacking or delta is None or not foreign.ok:
+        text = f"{tag}: {', '.join(lacking) or 'the foreign request'} has no answer or no counters"
+        return identity.PairJudgement([finding(r.FindingCode.TOO_FEW_OBSERVATIONS, text)], [], {})
     pair = identity.PairAnswers(
         tag=tag,
         saver_name=fact["saver"],
         reader_name=fact["reader"],
         foreign=foreign,
         reuse=identity.reuse_of(foreign, delta),
-        cold=_role(history, "cold", tag),
-        native=_role(history, "native", tag),
-        own=own,
-        saver_native=saver,
+        cold=roles["cold"],
+        native=roles["native"],
+        own=roles["own"][0],
+        saver_native=roles["saver"][0],
     )
     rule = identity.PairRule(bool(params["changes_answers"]), bool(params["must_isolate"]))
     result = identity.judge_pair(
-        pair, rule, minimum_nat=ABSOLUTE_MINIMUM_NAT, quiet_nat=QUIET_NAT, cold_limit=oracle.cold_limit
+        pair,
+        rule,
+        minimum_nat=ABSOLUTE_MINIMUM_NAT,
+        quiet_nat=QUIET_NAT,
+        native_noise=oracle.native,
+        cold_limit=oracle.cold_limit,
     )
     findings = [_with_keys(f, params, fact) for f in result.findings]
     return identity.PairJudgement(findings, result.notes, result.numbers)

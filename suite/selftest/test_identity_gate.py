@@ -1,0 +1,151 @@
+"""Family I on hand-made histories: one that passes, and one for each way in which it must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports import records as r
+from suite.checks.identity import told_apart_by
+from suite.contract import safe_judge
+from suite.gates.test_identity import ADAPTER, OTHER_ENGINE, SALT
+from suite.selftest.identity_samples import MIXED, OURS, REUSABLE, THEIRS, Made
+
+pytestmark = pytest.mark.selftest
+
+CODE = r.FindingCode
+
+
+def judged(made: Made) -> r.Verdict:
+    return safe_judge(OTHER_ENGINE, made.history())
+
+
+def shared(**changes: Any) -> Made:
+    """The reader read the saver's blocks."""
+    fields: dict[str, Any] = {"reused": REUSABLE, "reader_keys": (), "foreign_top": MIXED}
+    return Made(**(fields | changes))
+
+
+def test_isolation_with_its_controls_passes_and_says_what_kept_them_apart() -> None:
+    verdict = judged(Made())
+    assert verdict.outcome is r.Outcome.PASS, verdict.findings
+    assert verdict.numbers["told_apart_by"] == {"forward": "hash"}
+    assert verdict.numbers["pairs"]["forward"]["reused_tokens"] == 0
+
+
+def test_foreign_blocks_that_change_the_answer_are_a_wrong_answer_with_all_a_person_needs() -> None:
+    verdict = judged(shared())
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.FAIL, CODE.WRONG_ANSWER), verdict.findings
+    evidence = verdict.findings[0].evidence
+    assert evidence["setting"] == "the model's weights"
+    assert evidence["shared_keys"] == ["tiny@tp_rank:0@group:0@aa"]
+    assert (evidence["expected_tokens"], evidence["got_tokens"]) == ([8, 3], [9, 3])
+    assert (evidence["prompt_tokens"], evidence["limit_nat"]) == (100, 0.0)
+    assert evidence["answer_differs_nat"] > 1
+    assert evidence["setting_that_avoids_it"] == "a cache_prefix"
+    assert "in no part of the key" in verdict.cause
+
+
+def test_a_slightly_other_answer_is_still_foreign_reuse() -> None:
+    near = (THEIRS[0], (7, -1.95), THEIRS[2])
+    assert judged(shared(foreign_top=near)).finding == CODE.FOREIGN_REUSE
+
+
+def test_a_right_answer_over_foreign_blocks_proves_nothing_where_the_two_differ() -> None:
+    verdict = judged(shared(foreign_top=THEIRS))
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.FAIL, CODE.FOREIGN_REUSE), verdict.findings
+
+
+def test_reuse_between_engines_of_one_function_is_allowed_with_a_note() -> None:
+    rule = {"changes_answers": False}
+    verdict = judged(shared(foreign_top=OURS, reader_top=OURS, params=rule))
+    assert verdict.outcome is r.Outcome.PASS, verdict.findings
+    assert "rightly" in verdict.notes[0]
+    # The same beside a setting that promises isolation is a failure.
+    rule = {"changes_answers": False, "must_isolate": True}
+    assert judged(shared(foreign_top=OURS, reader_top=OURS, params=rule)).finding == CODE.FOREIGN_REUSE
+
+
+def test_a_setting_without_effect_is_no_proof() -> None:
+    verdict = judged(Made(reader_top=OURS, foreign_top=OURS))
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.HARNESS_ERROR, CODE.NO_PRESSURE)
+
+
+def test_blocks_found_under_a_shared_key_and_not_loaded_are_no_pass() -> None:
+    verdict = judged(shared(reused=0, failed_loads=1, foreign_top=THEIRS))
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.FAIL, CODE.FOREIGN_REUSE), verdict.findings
+    assert "recomputed" in verdict.findings[0].message
+
+
+def test_an_answer_that_is_not_the_readers_own_is_wrong_even_where_no_source_admits_reuse() -> None:
+    assert judged(Made(foreign_top=MIXED)).finding == CODE.WRONG_ANSWER
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"saver_control": 0},
+        {"saver_control": 64},
+        {"equal_control": 0},
+        {"own_control": 0},
+        {"cold_external": 32},
+        {"saver_keys": ()},
+        {"drop": "save"},
+        {"drop": "control"},
+    ],
+    ids=str,
+)
+def test_isolation_without_its_control_is_never_a_pass(broken: dict[str, Any]) -> None:
+    verdict = judged(Made(**broken))
+    if broken == {"drop": "save"}:
+        assert verdict.outcome is r.Outcome.PASS  # nothing rests on the save's own answer
+    else:
+        assert verdict.outcome is r.Outcome.INCONCLUSIVE, verdict.findings
+        assert verdict.finding == CODE.NO_CONTROL
+
+
+def test_a_missing_control_does_not_hide_a_wrong_answer() -> None:
+    assert judged(shared(saver_control=0)).finding == CODE.WRONG_ANSWER
+
+
+def test_without_counters_or_with_too_few_pairs_nothing_is_said() -> None:
+    assert judged(Made(counters=False)).outcome is r.Outcome.INCONCLUSIVE
+    assert judged(Made(tags=())).outcome is r.Outcome.INCONCLUSIVE
+    assert judged(Made(drop="native")).outcome is r.Outcome.INCONCLUSIVE
+
+
+def test_an_engine_that_reads_its_own_blocks_wrongly_does_not_pass() -> None:
+    """Nor may that answer widen the noise by which the foreign one is judged."""
+    verdict = judged(Made(own_top=MIXED))
+    assert verdict.outcome is r.Outcome.FAIL, verdict.findings
+    assert verdict.finding == CODE.WRONG_ANSWER
+    assert judged(shared(own_top=MIXED)).finding == CODE.WRONG_ANSWER
+
+
+def test_a_build_without_the_setting_is_untestable_with_the_engines_own_words() -> None:
+    verdict = judged(Made(attempt="dead", params={"may_lack": True}))
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.UNTESTABLE, CODE.MISSING_CAPABILITY)
+    assert "fp8 is not for this CPU" in verdict.findings[0].message
+    assert judged(Made(attempt="dead")).outcome is r.Outcome.HARNESS_ERROR
+    assert judged(Made(attempt="neither", params={"may_lack": True})).outcome is r.Outcome.HARNESS_ERROR
+
+
+def test_a_traceback_in_the_log_does_not_pass() -> None:
+    assert judged(Made(log="Traceback (most recent call last):")).finding == CODE.UNEXPLAINED_LOG
+
+
+def test_what_kept_keys_apart() -> None:
+    assert told_apart_by(["a@x@1"], []) == "nothing"
+    assert told_apart_by(["a@x@1"], ["p@a@x@1"]) == "prefix"
+    assert told_apart_by(["a@x@1"], ["a@x@2"]) == "hash"
+    assert told_apart_by(["a@x@1"], ["b@x@2"]) == "prefix and hash"
+
+
+def test_cases_are_few_in_the_core_and_each_declares_its_pairs() -> None:
+    core = [c for c in OTHER_ENGINE.cases() if c.core]
+    assert len(core) <= 3, "an engine start each; adapters take a stack of two"
+    for gate in (OTHER_ENGINE, SALT, ADAPTER):
+        for case in gate.cases():
+            assert all(case.params[name] for name in ("pairs", "setting", "avoid")), case.id
+    assert [c.id for g in (OTHER_ENGINE, SALT, ADAPTER) for c in g.cases() if c.smoke] == ["I.salt.other"]
