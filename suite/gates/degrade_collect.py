@@ -199,6 +199,17 @@ class CellCollector:
             poll_s=0.5,
         )
 
+    def wait_shared(self, engine: str) -> bool:
+        """Wait until an engine and another read what the other saved, both ways; whether it came true."""
+        other = next(name for name in self.stack.names if name != engine)
+        return self.stack.wait(
+            f"hits-back/{engine}",
+            lambda: self._shared(other, engine) and self._shared(engine, other),
+            bound_s=2 * self.plan.ttl_s + EXTRA_HITS_S,
+            bound_source="2 x client TTL + suite.gates.degrade_collect.EXTRA_HITS_S",
+            poll_s=0.5,
+        )
+
     def _snapshot_all(self, label: str) -> None:
         for name in self.stack.names:
             self.stack.snapshot_processes(name, f"{label}/{name}")
