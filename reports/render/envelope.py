@@ -49,7 +49,7 @@ def render(verdict: r.Verdict) -> str:
     points: Sequence[Point] = data["requests"]
     scale = _Scale(points, data.get("healed_s"))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="envelope" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
         f' role="img" aria-label="{escape(verdict.case_id)}: time to first token of every request" font-family="sans-serif"'
         ' font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>',
         *_title(verdict, data),

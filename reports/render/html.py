@@ -11,6 +11,7 @@ import msgspec
 
 from reports import records as r
 from reports.redact import Redactor, argv_without_secrets
+from reports.render import envelope
 from reports.render.svg import ttft_plot
 from reports.scoreboard import Scoreboard, ScoreRow, highlights, next_command, summary_line
 
@@ -39,8 +40,8 @@ dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 .UNTESTABLE { color: #57606a; } .HARNESS_ERROR { color: #8250df; }
 .flag { border: 1px solid currentColor; border-radius: 3px; padding: 0 .3rem; font-size: 12px; white-space: nowrap; }
 .unexpected { color: #cf222e; font-weight: 700; }
-svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-svg .grid { stroke: #8886; } svg circle { fill: #0969da; fill-opacity: .35; } svg .median { stroke: #cf222e; stroke-width: 2; }
+svg { max-width: 100%; height: auto; } svg:not(.envelope) text { font: 12px system-ui, sans-serif; fill: currentColor; }
+svg .grid { stroke: #8886; } svg:not(.envelope) circle { fill: #0969da; fill-opacity: .35; } svg .median { stroke: #cf222e; stroke-width: 2; }
 </style>
 </head>
 <body>
@@ -55,7 +56,15 @@ $body
 def render(scoreboard: Scoreboard, redactor: Redactor | None = None) -> str:
     """The page."""
     board = (redactor or Redactor()).data(scoreboard)
-    body = [_about(board), _scores(board), _plot(board), _failures(board), _not_run(board), _deviations(board)]
+    body = [
+        _about(board),
+        _scores(board),
+        _plot(board),
+        _faults(board),
+        _failures(board),
+        _not_run(board),
+        _deviations(board),
+    ]
     return _PAGE.substitute(
         run=escape(board.run.run_id),
         summary=escape(summary_line(board)),
@@ -128,6 +137,11 @@ def _plot(board: Scoreboard) -> str:
     return f"<h2>Time to first token by role</h2><p>One dot a request; the bar is the median.</p>{plot}" if plot else ""
 
 
+def _faults(board: Scoreboard) -> str:
+    rows = [_cells(*(escape(cell) for cell in row[:-1])) for row in envelope.rows(board)]
+    return "<h2>What faults cost</h2>" + _table(envelope.HEADS[:-1], rows) if rows else ""
+
+
 def _failures(board: Scoreboard) -> str:
     return "".join(["<h2>Failures</h2>", *(_failure(row) for row in board.failures)]) if board.failures else ""
 
@@ -154,6 +168,7 @@ def _failure(row: ScoreRow) -> str:
     return (
         f'<h3 id="{_anchor(row)}"><span class="v {v.outcome}">{v.outcome}</span> {escape(v.case_id)}</h3>'
         + _definitions(pairs)
+        + envelope.render(v)
         + (f"<details><summary>details</summary><pre>{escape(block)}</pre></details>" if block else "")
     )
 

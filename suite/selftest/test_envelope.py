@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from reports import records as r
-from reports.render import envelope, files, markdown
+from reports.render import envelope, files, html, markdown
 from reports.scoreboard import build
 
 pytestmark = pytest.mark.selftest
@@ -115,6 +115,10 @@ def test_files_and_rows(tmp_path: Path) -> None:
     assert "not seen" in row  # hits were not
     assert "What faults cost" in markdown.render(board)
     assert "What faults cost" not in markdown.render(build([verdict(numbers={})]))
+    page = html.render(board)
+    assert page.count('class="envelope"') == 1
+    assert "What faults cost" in page
+    assert "What faults cost" not in html.render(build([verdict(numbers={})]))
 
 
 def test_a_case_id_cannot_leave_the_folder() -> None:
