@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup gates gates-full smoke defects test lint format preflight bundle clean clean-all
+.PHONY: help setup gates gates-full smoke bench-smoke defects test lint format preflight bundle clean clean-all
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ gates-full: setup ## every case of every gate; RESUME=reports/out/RUN goes on wi
 
 smoke: setup ## the fastest real-stack proof of each family; a few minutes
 	@tools/run smoke $(ARGS)
+
+bench-smoke: setup ## TTFT by source, break-even and a concurrency ladder, on the real stack; under five minutes
+	@tools/run bench-smoke $(ARGS)
 
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
