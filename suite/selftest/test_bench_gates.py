@@ -9,7 +9,9 @@ import pytest
 
 from reports import records as r
 from reports.history import History
+from reports.judge import known_gates
 from suite.bench.blocks import read_blocks
+from suite.bench.registry import registry
 from suite.bench.replays import Cell
 from suite.bench.statistics import decide
 from suite.bench.sweep import LADDER_GATE, PROMISE, SWEEP
@@ -239,3 +241,20 @@ def test_no_promise_is_judged_where_nothing_was_lost_or_measured() -> None:
 def test_the_newest_replay_of_a_cell_counts() -> None:
     old = samples.measured(_cell("pool", "constrained"), local=2000)
     assert _promise(old, *_three(7000, 2000, (2000, 4500))).outcome is r.Outcome.PASS
+
+
+# The family
+@pytest.mark.parametrize("gate", registry().values(), ids=lambda g: g.id)
+def test_every_benchmark_says_its_claim_how_it_can_lie_its_oracle_and_what_turns_it_red(gate: Any) -> None:
+    for part in ("Claim:", "How it can lie:", "Oracle:", "Turns red:"):
+        assert part in (type(gate).__doc__ or ""), f"{gate.id}: its docstring lacks {part!r}"
+
+
+def test_case_ids_begin_with_their_gate_and_are_used_once() -> None:
+    ids = [(gate.id, case.id) for gate in registry().values() for case in gate.cases()]
+    assert all(case.startswith(f"{gate}.") for gate, case in ids)
+    assert len({case for _, case in ids}) == len(ids)
+
+
+def test_a_finished_run_of_benchmarks_can_be_judged_again() -> None:
+    assert set(registry()) <= set(known_gates())
