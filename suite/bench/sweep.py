@@ -14,7 +14,7 @@ from reports import records as r
 from reports.history import History
 from suite.bench import thresholds
 from suite.bench.replays import Cell, Measured, measure, measured_by_cell, measured_in, results_of, warm_up
-from suite.bench.ttft import RESULTS
+from suite.bench.ttft import RESULTS, remote_reader
 from suite.checks import logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
@@ -113,6 +113,9 @@ class Ladder(Gate):
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.s{LADDER_SHARE}", {"share": LADDER_SHARE, "requests": 32})
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        return remote_reader(base)  # that of B.ttft, so that a short run starts one stack
 
     def collect(self, stack: Stack, case: Case) -> None:
         warm_up(stack, case.id)
