@@ -13,7 +13,7 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
-from suite.checks.base import finding, run
+from suite.checks.base import finding, run, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.degrade_cells import CONTROL, ETCD, LEADER, MASTER, OWNER, PEER, READER, Cell
 from suite.gates.degrade_envelope import envelope, healed_s
@@ -154,6 +154,7 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
     degraded = history.observations(phase="degraded")
     victims = [o for o in degraded if kind(o) == "victim"]
     found = faults.no_pressure("victims asked for after the fault", len(victims), 1)
+    found += faults.no_pressure("engines that were not hurt and were looked at", len(surviving(history)), 1)
     owners = [f.value for f in history.facts("owners")]
     hurt = [f.target for f in history.faults("inject")]
     lost = [unit for unit in hurt if any(unit in o["held_by"] for o in owners)]
@@ -202,8 +203,8 @@ def answered_right(
 ) -> list[r.Finding]:
     """Victims that were answered say what they said cold; traffic that two engines were asked for is answered alike."""
     pairs = [*cold_pairs(history, victims), *twins(judged)]
-    if not pairs:
-        return []  # nothing was answered, which is ``liveness``'s business
+    if not pairs and not any(o.ok for o in victims):
+        return []  # no victim was answered, which is ``liveness``'s business
     return answers.judge_cold(pairs, oracle.cold_limit_concurrent).findings
 
 
@@ -235,7 +236,7 @@ def lookups(history: History, cell: Cell, engine: str) -> list[r.Finding]:
     """Lookups of an engine between the snapshots around the fault, over the requests it got between them."""
     before, after = history.metrics(engine, "before-fault"), history.metrics(engine, "after-fault")
     if before is None or after is None:
-        return []
+        return too_few(f"{engine}: no counters around the fault", engine=engine)
     sent = [o for o in history.observations(engine=engine) if before.t_s <= o.sent_s <= after.t_s]
     found = degrade.check_lookups(
         sent, history.delta(engine, "before-fault", "after-fault"), max_lookups=int(budget_spec(history)["max_lookups"])

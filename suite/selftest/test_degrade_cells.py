@@ -147,7 +147,10 @@ RED: dict[str, tuple[Cell, tuple[Change, ...], str, str]] = {
     "nothing was stored": (FREEZE, (replaced(lambda rec: isinstance(rec, r.Fact) and rec.name == "owners", lambda f: msgspec.structs.replace(f, value=f.value | {"blocks": 0})),), "HARNESS_ERROR", "no-pressure"),
     "nothing in flight": (LOADING, (), "HARNESS_ERROR", "no-pressure"),
     "no traffic": (BUSY, (), "HARNESS_ERROR", "no-pressure"),
+    "no engine was looked at": (FREEZE, (replaced(lambda rec: isinstance(rec, r.ProcessSnapshot) and rec.label.startswith("after/"), lambda _: None),), "HARNESS_ERROR", "no-pressure"),
     # Too little to say
+    "no cold answers": (FREEZE, (replaced(lambda rec: role_of(rec).startswith("cold"), lambda _: None),), "INCONCLUSIVE", "too-few-observations"),
+    "counters not read": (OWNED, (dropped(r.MetricsSnapshot, label="after-fault", unit="e1"),), "INCONCLUSIVE", "too-few-observations"),
     "no control": (FREEZE, (dropped(r.Observation, role="control/0"),), "INCONCLUSIVE", "no-control"),
     "nobody waited for hits": (FREEZE, (dropped(r.WaitRecord, what="hits-back"),), "INCONCLUSIVE", "too-few-observations"),
     "nobody asked for health": (FREEZE, (dropped(r.HealthProbe),), "INCONCLUSIVE", "too-few-observations"),
@@ -249,6 +252,26 @@ def test_good_again_is_after_the_last_bad_one() -> None:
     assert 6.0 <= verdict.numbers["good_again_s"] <= 6.5
     all_bad = judged(FREEZE, late("victim", 5.0), late("returned", 5.0), late("bystander", 5.0))
     assert "good_again_s" not in all_bad.numbers
+
+
+def test_a_pair_needs_both_faults_to_meet_what_they_are_meant_to_meet() -> None:
+    pair = next(cell for cell in cells.pairs() if (cell.target, cell.second) == (cells.MASTER, "owner-kill"))
+    assert pair.parts == (("master", pair.fault), ("owner", "kill"))
+    assert 0 <= pair.second_after_s <= 3
+
+    def on(unit: str) -> Change:
+        return replaced(
+            lambda rec: isinstance(rec, r.Fact) and rec.name == "owners",
+            lambda f: msgspec.structs.replace(f, value=f.value | {"held_by": {unit: 62}}),
+        )
+
+    second = msgspec.structs.replace(fault(OWNED, "inject", FAULT_S + 1), fault_id="kill:owner0:1", fault="kill")
+    assert judged(pair, added(second), on("owner0")).outcome is r.Outcome.PASS
+    assert judged(pair, added(second), on("e0")).finding == "no-pressure"
+    assert judged(pair, on("owner0")).finding == "no-pressure"  # the second never came
+    assert (
+        judged(pair, added(msgspec.structs.replace(second, landed=False)), on("owner0")).finding == "fault-did-not-land"
+    )
 
 
 def test_hung_helper_is_a_hang() -> None:
