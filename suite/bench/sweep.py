@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 SHARES = (0, 50, 90)
-REQUESTS = 40
+STACKS = (("native", "ample"), ("native", "constrained"), ("pool", "constrained"), ("pool", "ample"))
+"""In this order: what the promise is judged by comes first."""
+REQUESTS = 32
 CONCURRENCY_AN_ENGINE = 2
 CONSTRAINED_BLOCKS = 96
 """Blocks of a constrained cache: two prompts in flight pin 66 of them, so about one more prompt is kept."""
@@ -71,10 +73,9 @@ class Sweep(Gate):
     proof = ()
 
     def cases(self) -> Iterable[Case]:
-        for arm in ("native", "pool"):
-            for cache in ("ample", "constrained"):
-                params = {"arm": arm, "cache": cache}
-                yield Case(f"{self.id}.{arm}-{cache}", params, variant=f"{arm}-{cache}", core=False)
+        for arm, cache in STACKS:
+            params = {"arm": arm, "cache": cache}
+            yield Case(f"{self.id}.{arm}-{cache}", params, variant=f"{arm}-{cache}", core=False)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return sweep_stack(base, case.params["arm"], case.params["cache"])
