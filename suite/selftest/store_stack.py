@@ -34,5 +34,5 @@ def store_stack(folder: Path, store: str = "", guard: bool = False) -> Iterator[
         builder.stack.heal_all()
         builder.stack.client.close()
         if builder.stack.store:
-            builder.stack.store.admin.close()
-        builder.stack.runtime.close(2.0)
+            builder.stack.store.close()
+        builder.stack.runtime.close(0.0)

@@ -77,8 +77,6 @@ def test_a_variant_is_validated_too() -> None:
     [
         ('runtime = "docker"', "runtime = 'docker' is not built yet"),
         ('runtime = "external"', "runtime = 'external' is not built yet"),
-        ('[store]\nmode = "standalone"\nowners = 1', "store.mode = 'standalone' is not built yet"),
-        ("[store]\nmasters = 3", r"store.masters = 3 \(HA\) is not built yet"),
     ],
 )
 def test_what_is_not_built_is_refused_never_replaced(text: str, message: str) -> None:
