@@ -158,7 +158,8 @@ def judge_integrity(gate: Gate, history: History) -> r.Verdict:
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "damage": lambda: check_damage(history),
         "control": lambda: check_control(history, oracle),
-        "oracle": oracle.check,
+        # By a prompt with another block in it: a stack that refuses damaged blocks would not read a planted one either.
+        "oracle": lambda: oracle.check(planted=False),
         "clock": lambda: liveness.check_clock(observed),
         "liveness": lambda: liveness.check_liveness(observed),
         "corruption": lambda: check_corruption(history, oracle),

@@ -1,0 +1,188 @@
+"""Damaged blocks, pressure and restarts on a simulated stack: green where it is honest, red with the right finding."""
+
+import time
+from typing import Any
+
+import pytest
+
+from reports import records as r
+from suite.gates.judging_integrity import EXPLAINS
+from suite.gates.test_integrity import INTEGRITY
+from suite.gates.test_pressure import PRESSURE
+from suite.gates.test_restart import RESTARTED
+from suite.selftest.simulated_stack import DAMAGED, SimulatedStack, run_case
+
+pytestmark = pytest.mark.selftest
+
+F, Out = r.FindingCode, r.Outcome
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula's answers have no noise, at no length: what is measured of it may be short."""
+    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
+    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
+
+
+# Damaged blocks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def integrity(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a case of P.integrity. The proof of health needs live processes, which a simulation has none of."""
+    monkeypatch.setattr("suite.gates.test_integrity.prove_healthy", lambda stack, case_id: None)
+    return lambda how, *lies: run_case(INTEGRITY, f"P.integrity.{how}", lies)
+
+
+@pytest.mark.parametrize("how", ["flipped", "exchanged", "foreign"])
+def test_a_damaged_block_that_is_served_is_undetected_corruption(integrity: Any, how: str) -> None:
+    verdict = integrity(how)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.UNDETECTED_CORRUPTION), verdict.findings
+    assert "the answer is wrong" in verdict.got
+
+
+@pytest.mark.parametrize("how", ["flipped", "exchanged", "foreign", "truncated", "truncated-first"])
+def test_a_stack_that_refuses_and_recomputes_passes(integrity: Any, how: str) -> None:
+    verdict = integrity(how, "checksum")
+    assert verdict.outcome is Out.PASS, verdict.findings
+
+
+def test_a_block_that_cannot_be_loaded_and_is_asked_for_without_end_is_a_hang(integrity: Any) -> None:
+    verdict = integrity("truncated-first")
+    assert [f.code for f in verdict.findings] == [F.HANG, F.UNBOUNDED_LOOKUPS]
+
+
+def test_what_is_recomputed_must_be_right(integrity: Any) -> None:
+    verdict = integrity("flipped", "checksum", "wrong-recompute")
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.WRONG_ANSWER)
+
+
+def test_damage_that_changed_nothing_is_our_fault(integrity: Any) -> None:
+    assert integrity("flipped", "idle-damage").outcome is Out.HARNESS_ERROR
+
+
+def test_a_block_that_was_never_read_proves_nothing(integrity: Any) -> None:
+    verdict = integrity("foreign", "zero-hits")
+    assert verdict.outcome is Out.HARNESS_ERROR
+    assert {F.NO_PRESSURE, F.NO_CONTROL} <= {f.code for f in verdict.findings}
+
+
+def test_a_refusal_that_leaves_blocks_in_use_is_a_leak(integrity: Any) -> None:
+    assert integrity("flipped", "checksum", "leak").finding == F.KV_LEAK
+
+
+def test_a_crash_is_not_explained_by_damage(integrity: Any) -> None:
+    assert integrity("truncated", "crash").finding == F.UNEXPLAINED_LOG
+
+
+def test_refusals_in_the_log_are_explained() -> None:
+    text = "E1129 19:41:54.062835 30145 transfer_task.cpp:1513] handles len:32768, all_slice_len:65536"
+    line = r.LogLine(unit="e1", line_number=1, text=text, category="", t_s=2.0)
+    damage = r.FaultRecord(
+        fault_id="d", fault="damage", target="pool", action="inject", landed=True, t_s=1.0, explains=EXPLAINS
+    )
+    from suite.checks.logs import explained
+
+    assert explained(line, [damage])
+
+
+# Pressure -----------------------------------------------------------------------------------------------------------
+
+
+def test_pressure_that_does_no_harm_passes() -> None:
+    verdict = run_case(PRESSURE, "P.pressure.evicting")
+    assert verdict.outcome is Out.PASS, verdict.findings
+    assert verdict.numbers["cancelled"] == 16
+
+
+@pytest.mark.parametrize(
+    ("lie", "outcome", "finding"),
+    [
+        ("foreign", Out.FAIL, F.WRONG_ANSWER),
+        ("leak", Out.FAIL, F.KV_LEAK),
+        ("died", Out.FAIL, F.ENGINE_DIED),
+        ("refuses-long", Out.FAIL, F.FAILED_REQUEST),
+        ("no-salt", Out.FAIL, F.EXTRA_HITS),
+        ("crash", Out.FAIL, F.UNEXPLAINED_LOG),
+        ("zero-hits", Out.INCONCLUSIVE, F.NO_CONTROL),
+        ("calm", Out.HARNESS_ERROR, F.NO_PRESSURE),
+    ],
+)
+def test_harm_under_pressure_is_named(lie: str, outcome: r.Outcome, finding: r.FindingCode) -> None:
+    verdict = run_case(PRESSURE, "P.pressure.evicting", [lie])
+    assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
+
+
+# Restarts -----------------------------------------------------------------------------------------------------------
+
+
+class SimulatedRestart:
+    """What a restart leaves behind in the simulation: an empty engine with half of the pool, or an empty pool."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+
+    def inject(self, stack: SimulatedStack) -> None:
+        if self.unit == "master":
+            stack.pool.clear()
+        else:
+            stack.held[self.unit].local.clear()
+            stack.pool = {key: value for key, value in stack.pool.items() if int(key[-1], 16) % 4}
+        if "stale" in stack.lies:
+            stack.pool = dict.fromkeys(stack.pool, DAMAGED)
+        if "mute" in stack.lies:
+            stack.lies.add("zero-hits")
+        stack.record(
+            r.FaultRecord(
+                fault_id=f"restart:{self.unit}:1",
+                fault="restart",
+                target=self.unit,
+                action="inject",
+                landed="not-restarted" not in stack.lies,
+                proof={"result": "ready"},
+                t_s=time.monotonic(),
+            )
+        )
+
+
+def well(stack: SimulatedStack, case_id: str) -> None:
+    """The proof of health, which needs live processes: its fact alone."""
+    complaints = ["e1: no hit"] if "ill" in stack.lies else []
+    stack.dirty = bool(complaints)
+    stack.fact("healthy", {"complaints": complaints})
+
+
+@pytest.fixture
+def restart(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a case of P.restart."""
+    monkeypatch.setattr("suite.gates.test_restart.Restart", SimulatedRestart)
+    monkeypatch.setattr("suite.gates.test_restart.prove_healthy", well)
+    return lambda unit, *lies: run_case(RESTARTED, f"P.restart.{unit}", lies)
+
+
+@pytest.mark.parametrize("unit", ["engine", "master"])
+def test_an_honest_restart_passes(restart: Any, unit: str) -> None:
+    verdict = restart(unit)
+    assert verdict.outcome is Out.PASS, verdict.findings
+
+
+def test_a_restarted_engine_reads_some_old_blocks_and_misses_others(restart: Any) -> None:
+    left = restart("engine").numbers["old_blocks_left"]
+    assert {2, 0} <= set(left)
+
+
+@pytest.mark.parametrize(
+    ("unit", "lie", "outcome", "finding"),
+    [
+        ("engine", "stale", Out.FAIL, F.WRONG_ANSWER),
+        ("engine", "mute", Out.FAIL, F.ZERO_HITS),
+        ("engine", "ill", Out.FAIL, F.HITS_NOT_BACK),
+        ("master", "mute", Out.FAIL, F.ZERO_HITS),
+        ("master", "not-restarted", Out.HARNESS_ERROR, F.FAULT_DID_NOT_LAND),
+    ],
+)
+def test_harm_of_a_restart_is_named(
+    restart: Any, unit: str, lie: str, outcome: r.Outcome, finding: r.FindingCode
+) -> None:
+    verdict = restart(unit, lie)
+    assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
