@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fixtures.models import resolve_model
+from fixtures.models import TINY, resolve_model
 from fixtures.request import Request
 from reports import records as r
 from reports.history import History
@@ -42,6 +42,9 @@ CACHE_OF_MAXIMUM = 1.5
 
 SEGMENT_OF_MAXIMUM = 2.0
 """An engine's share of the pool, in requests of maximum length. Both together hold a third of the load's blocks."""
+
+DTYPE_BYTES = 2
+"""Of bfloat16 and float16, in which the KV of every ready stack is kept."""
 
 AT_ONCE = 12
 """Requests of one wave, half of them on each engine: twice what its cache holds."""
@@ -86,7 +89,7 @@ class Pressure(Gate):
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         engine = base.engines[0]
-        maximum_bytes = resolve_model(engine.model).kv_bytes_per_token() * engine.max_model_len
+        maximum_bytes = kv_bytes_per_token(engine.model) * engine.max_model_len
         spec = base.with_all_engines(kv_cache_bytes=int(CACHE_OF_MAXIMUM * maximum_bytes))
         if spec.store is None:
             return spec
@@ -127,6 +130,14 @@ class Pressure(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         return judge_pressure(self, history)
+
+
+def kv_bytes_per_token(model: str) -> int:
+    """Bytes of KV a token takes. Of a tiny model from its spec: cases are laid out before anything is built."""
+    if model in TINY:
+        spec = TINY[model]
+        return 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPE_BYTES
+    return resolve_model(model).kv_bytes_per_token(DTYPE_BYTES)
 
 
 def working_set(stack: Stack, case: Case) -> list[Prompt]:
