@@ -19,9 +19,10 @@ victims that were sent together has its first token, so that the others are bein
 all engines, from before the baseline until the end of the fault.
 """
 
-Topology = Literal["standalone", "embedded", "ha"]
+Topology = Literal["standalone", "embedded", "ha", "proxied"]
 """``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``embedded``:
-upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool."""
+upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
+a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host)."""
 
 Heal = Literal["none", "before-ttl", "after-ttl"]
 """When the fault is healed (thawed, restored, the dead unit started again): before the master has dropped a silent
@@ -110,16 +111,16 @@ class Cell:
 
 def usual_topology(target: str) -> Topology:
     """The topology that an id of this target means when it names none."""
-    return "embedded" if target == PEER else "ha" if target in (LEADER, ETCD) else "standalone"
+    usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha", CONTROL: "proxied"}
+    return usual.get(target, "standalone")
 
 
 CORE: tuple[Cell, ...] = (
-    Cell(MASTER, "kill", "busy", "after-ttl", core=True, why="every request used to wait 4.5 s for a dead master; the fleet as a whole must not"),
+    Cell(MASTER, "kill", "busy", "after-ttl", core=True, why="every request was seen to wait 4.5 s for a dead master; under traffic such waits add up"),
     Cell(MASTER, "kill", "load", "before-ttl", core=True, why="loads that are under way need no master; what they hold must be given back"),
     Cell(MASTER, "freeze", "idle", "before-ttl", core=True, why="a frozen master accepts connections and answers nothing: clients without a time limit wait"),
     Cell(MASTER, "freeze", "busy", "after-ttl", core=True, why="twin of master.kill.busy: what is fast on a refused connection may hang on a silent one"),
-    Cell(MASTER, "restart", "idle", "none", core=True, why="comes back empty under the same address: engines must mount their memory again, old keys must not mislead"),
-    Cell(MASTER, "restart", "idle", "none", joiner=True, core=True, why="an engine that joins after a restart must share with those that saw it"),
+    Cell(MASTER, "restart", "idle", "none", joiner=True, core=True, why="comes back empty under the same address: engines must mount their memory again; an engine that joins then must share with those that saw it"),
     Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
     Cell(OWNER, "freeze", "idle", "after-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; thawed after the master dropped it, its blocks must not be served from a stale listing"),
     Cell(OWNER, "freeze", "load", "before-ttl", core=True, why="a transfer stops in its middle and goes on 5 s later: what was waited for must be whole"),
@@ -129,8 +130,8 @@ CORE: tuple[Cell, ...] = (
     Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
     Cell(PEER, "kill", "idle", "none", topology="embedded", isolate_lookup=False, core=True, why="co-located engines with upstream's default lookup channel: the survivor's scheduler may wait for the dead one"),
     Cell(READER, "kill", "load", "after-ttl", core=True, why="a reader that dies in the middle of a load must not take pool or neighbours along"),
-    Cell(CONTROL, "blackhole", "idle", "before-ttl", core=True, why="a dropped packet is not a refused connection: only a time limit ends the wait"),
-    Cell(CONTROL, "slow", "busy", "before-ttl", core=True, why="each lookup is a round trip; with 100 ms each the fleet must not crawl"),
+    Cell(CONTROL, "blackhole", "idle", "before-ttl", topology="proxied", core=True, why="a dropped packet is not a refused connection: only a time limit ends the wait"),
+    Cell(CONTROL, "slow", "busy", "before-ttl", topology="proxied", core=True, why="each lookup is a round trip; with 100 ms each the fleet must not crawl"),
     Cell(DATA, "drop", "load", "before-ttl", core=True, why="the master is fine and lists the block; only the bytes do not come"),
     Cell(DATA, "reset", "load", "before-ttl", core=True, why="twin of data.drop: a broken connection in the middle of a transfer"),
     Cell(KEYS, "delete", "lookup", "none", core=True, why="a lookup that hit, a load that finds nothing"),
@@ -201,7 +202,8 @@ def pairs() -> Iterator[Cell]:
     for target, fault in PAIRED:
         for other, second in PAIRED:
             if other != target:
-                yield Cell(target, fault, "idle", "after-ttl", second=f"{other}-{second}")
+                topology: Topology = "proxied" if CONTROL in (target, other) else "standalone"
+                yield Cell(target, fault, "idle", "after-ttl", topology=topology, second=f"{other}-{second}")
 
 
 def _phases(target: str) -> tuple[Phase, ...]:

@@ -30,7 +30,7 @@ import httpx
 from fixtures.errors import HarnessError
 from fixtures.revive import join, revive
 from suite.gates.arms import calibrate, settle_saves
-from suite.gates.degrade_cells import OWNER, PEER, READER, Cell
+from suite.gates.degrade_cells import ETCD, LEADER, OWNER, PEER, READER, Cell
 from suite.gates.degrade_traffic import Traffic
 from suite.workload.prompts import Prompt, PromptMaker
 
@@ -137,7 +137,9 @@ class Plan:
 def plan_cell(stack: Stack, cell: Cell) -> Plan:
     """Cast the parts of a cell on a stack of two engines or more."""
     first, second = stack.names[0], stack.names[1]
-    hurt = {PEER: first, READER: second, OWNER: "owner0"}.get(cell.target, cell.target)
+    hurt = {PEER: first, READER: second, OWNER: "owner0", ETCD: "etcd0"}.get(cell.target, cell.target)
+    if cell.target == LEADER and stack.store is not None:
+        hurt = stack.store.leader()
     saver, reader = (second, first) if cell.target == READER else (first, second)
     ttl_s = float(stack.spec.store.client_ttl_s) if stack.spec.store else 10.0
     survivors = [name for name in stack.names if name != hurt]

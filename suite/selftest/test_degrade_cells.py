@@ -279,3 +279,11 @@ def test_hung_helper_is_a_hang() -> None:
         judged(FREEZE, added(hung("h", "victim/2", "degraded", FAULT_S + 2, number=2, case_id=FREEZE.id))).finding
         == "hang"
     )
+
+
+def test_the_page_of_the_matrix_is_the_one_the_table_makes() -> None:
+    from suite.gates.degrade_page import page
+    from suite.selftest.test_docs import ROOT
+
+    text = (ROOT / "docs" / "fault-matrix.md").read_text()
+    assert text == page(), "run: python -m suite.gates.degrade_page > docs/fault-matrix.md"
