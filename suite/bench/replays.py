@@ -33,7 +33,7 @@ REPLAY = "bench.replay"
 
 PROMPT_TOKENS = 1024
 OUTPUT_TOKENS = 8
-GROUPS = 8
+GROUPS = 6
 """System prompts that share the traffic: their blocks together are more than a constrained cache holds."""
 SEED = 7
 DEADLINE_S = 120.0

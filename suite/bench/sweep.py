@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHARES = (0, 50, 90)
 STACKS = (("native", "ample"), ("native", "constrained"), ("pool", "constrained"), ("pool", "ample"))
 """In this order: what the promise is judged by comes first."""
-REQUESTS = 32
+REQUESTS = 24
 CONCURRENCY_AN_ENGINE = 2
 CONSTRAINED_BLOCKS = 96
 """Blocks of a constrained cache: two prompts in flight pin 66 of them, so about one more prompt is kept."""
