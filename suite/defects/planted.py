@@ -207,7 +207,7 @@ class LyingConnectorGate(Planted):
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)  # of the honest stack: a lie in the measured floor would hide itself
-        generation = _next_generation(stack)
+        generation = next_generation(stack)
         setting = Setting(
             generation=generation,
             defect=connector_defect(self.defect.id),
@@ -223,7 +223,7 @@ class LyingConnectorGate(Planted):
         finally:
             told = remote(stack).told(generation)
             stack.fact(TOLD, told_fact(told, self.defect.unit))
-            switch(stack, Setting(generation=_next_generation(stack)))
+            switch(stack, Setting(generation=next_generation(stack)))
         if self.defect.stalls:
             _prove_well(stack, case.id)
         stack.scan_logs(case.id)
@@ -255,7 +255,8 @@ def remote(stack: Stack) -> Remote:
     return Remote({name: engine.plan.launch.directory for name, engine in stack.engines.items()})
 
 
-def _next_generation(stack: Stack) -> int:
+def next_generation(stack: Stack) -> int:
+    """A number for the next setting of a stack's switches; none is used twice."""
     generation = int(stack.notes.get("defect.generation", 0)) + 1
     stack.notes["defect.generation"] = generation
     return generation

@@ -15,7 +15,7 @@ from fixtures.models import TINY, ensure_model, resolve_model
 from suite.contract import Case, Gate
 from suite.defects.catalogue import CATALOGUE, LYING_HARNESS, LYING_STORE, MISCONFIGURATION
 from suite.defects.client_gate import ERRORS, LateClient, ttft_errors
-from suite.defects.planted import LYING, REQUEST_S, TOLD, LyingConnectorGate, Planted, told_fact
+from suite.defects.planted import LYING, REQUEST_S, TOLD, LyingConnectorGate, Planted, next_generation, told_fact
 from suite.defects.stack_lies import (
     tampered,
     with_idle_faults,
@@ -51,11 +51,12 @@ class LyingStartGate(LyingConnectorGate):
 
     def collect(self, stack: Stack, case: Case) -> None:
         gate, inner = self._inner(case)
-        extra = {"generation": 1, "defect": self.defect.id, "rate": case.params["planted"]["rate"]}
+        generation = next_generation(stack)  # the journal of an engine started before may lie in the same place
+        extra = {"generation": generation, "defect": self.defect.id, "rate": case.params["planted"]["rate"]}
         lying = stack.spec.with_all_engines(**LYING, kv_extra=extra)
         gate.collect(with_spec(stack, lying), inner)
         directories = [d for d in stack.directory.iterdir() if d.name not in stack.engines]
-        told = Remote({d.name: d for d in directories}).told(1)
+        told = Remote({d.name: d for d in directories}).told(generation)
         stack.fact(TOLD, told_fact(told, self.defect.unit))
 
 
