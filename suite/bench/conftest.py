@@ -48,3 +48,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         why = "pytest-benchmark is switched off (--benchmark-disable or --benchmark-skip); take the option away"
     if why:
         raise UsageError(f"{item.name}: {why}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """The machine's name is no part of what numbers depend on."""
+    machine_info["node"] = ""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_compare_machine_info(
+    config: pytest.Config, benchmarksession: Any, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
+) -> None:
+    """pytest-benchmark itself only warns when times of another machine are compared."""
+    theirs = compared_benchmark["machine_info"]
+    for name in ("machine", "processor", "cpu"):
+        if machine_info.get(name) != theirs.get(name):
+            raise UsageError(f"--benchmark-compare: those times are of another machine ({name} differs)")

@@ -6,6 +6,7 @@ engine that was used, the figures of ``suite.workload.summary`` and a short line
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 REPLAY = "bench.replay"
 """Name of the fact."""
+
+UNANSWERED = "bench.replay-unanswered"
+"""Name of the fact that stands for a replay of which no request was answered whole: its cell, and errors by kind."""
 
 PROMPT_TOKENS = 1024
 OUTPUT_TOKENS = 8
@@ -138,8 +142,8 @@ def send_trace(
     return found
 
 
-def measure(stack: Stack, case_id: str, cell: Cell, requests: int) -> Measured:
-    """One replay between two readings of all counters; written down as a fact."""
+def measure(stack: Stack, case_id: str, cell: Cell, requests: int) -> Measured | None:
+    """One replay between two readings of all counters; written down as a fact. None when no request was answered whole."""
     names = stack.names[: cell.engines]
     facts = stack.engines[names[0]].facts
     trace = trace_of(cell.share, requests, facts.block_tokens, facts.max_model_len)
@@ -152,6 +156,10 @@ def measure(stack: Stack, case_id: str, cell: Cell, requests: int) -> Measured:
             stack, trace, names, nonce=f"{stack.stack_id}/{case_id}/{cell.name}", concurrency=cell.concurrency
         )
         whole = [x for x in results if not x.error and x.first_s is not None]
+        if not whole:
+            errors = Counter(x.error.partition(":")[0] for x in results)
+            stack.fact(UNANSWERED, {"cell": cell.name, "errors": dict(errors)})
+            return None
         sent = {n: sum(x.input_tokens for x in whole if x.engine == n) for n in names}
         after = {n: _booked(stack, n, before[n][PROMPT] + sent[n], f"{cell.name}:after") for n in names}
         settle_s = _settle(stack)
@@ -206,8 +214,10 @@ def warm_up(stack: Stack, case_id: str) -> None:
     send_trace(stack, trace, stack.names, nonce=f"{stack.stack_id}/{case_id}/warm-up", concurrency=len(stack.names))
 
 
-def results_of(found: Measured) -> list[dict[str, Any]]:
+def results_of(found: Measured | None) -> list[dict[str, Any]]:
     """What ``reports compare`` reads: one value a figure, as the run is the unit."""
+    if found is None:
+        return []
     s, name = found.summary, found.cell.name
     figures: list[tuple[str, str, str, float | None]] = [
         ("hit-rate", "share", "higher", found.hit_rate),

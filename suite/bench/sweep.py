@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from reports import records as r
 from reports.history import History
 from suite.bench import thresholds
-from suite.bench.replays import Cell, Measured, measure, measured_by_cell, measured_in, results_of, warm_up
+from suite.bench.replays import (
+    UNANSWERED,
+    Cell,
+    Measured,
+    measure,
+    measured_by_cell,
+    measured_in,
+    results_of,
+    warm_up,
+)
 from suite.bench.ttft import RESULTS, remote_reader
 from suite.checks import logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
@@ -224,7 +233,7 @@ def judge_replays(gate: Gate, history: History) -> r.Verdict:
     """Judge the replays of a case: all answered, sources add up, no impossible hits, logs clean."""
     found = measured_in(history.records)
     checks = {
-        "answered": lambda: _answered(found),
+        "answered": lambda: _answered(found, history),
         "sources": lambda: [f for m in found for f in _sources(m)],
         "hits": lambda: [f for m in found for f in _impossible(m)],
         "logs": lambda: logs.check_logs(history),
@@ -260,7 +269,11 @@ def row(m: Measured) -> dict[str, Any]:
     }
 
 
-def _answered(found: Sequence[Measured]) -> list[r.Finding]:
+def _answered(found: Sequence[Measured], history: History) -> list[r.Finding]:
+    nothing = [fact.value for fact in history.facts(UNANSWERED)]
+    if nothing:
+        text = f"{nothing[0]['cell']}: no request was answered whole: {nothing[0]['errors']}"
+        return [finding(r.FindingCode.FAILED_REQUEST, text, cells=[x["cell"] for x in nothing])]
     if not found:
         return too_few("no replay was measured")
     failed = [m for m in found if m.summary.failed or m.summary.requests != m.requests]
@@ -273,6 +286,8 @@ def _answered(found: Sequence[Measured]) -> list[r.Finding]:
 
 def _sources(m: Measured) -> list[r.Finding]:
     """Each engine's counters add up to the prompt tokens that were sent to it."""
+    if m.summary.failed:
+        return []  # a failed request may be counted or not; that it failed is a finding of its own
     found = []
     for engine, counted in m.by_engine.items():
         parts = counted[LOCAL] + counted[EXTERNAL] + counted[COMPUTED]

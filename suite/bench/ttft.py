@@ -22,7 +22,7 @@ from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
 from suite.gates.arms import settle_saves
-from suite.gates.judging import delta_of, ordered, visible_findings
+from suite.gates.judging import delta_of, explanation, ordered, visible_findings
 from suite.gates.oracle import calibration_records
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ PREPARED = 4
 
 ANSWER_TOKENS = 2
 """Of a timed request. Never 1: the tested release does not save a prompt whose request ends with its first token."""
+
+GIVE_UP_AFTER = 2
+
+JUDGED_FROM_TOKENS = 2000
+"""Shorter prompts are measured, for the break-even length, and never judged: no pool can beat computing a block or two."""
 
 SEGMENTS = "pool"
 """Label of the store's listing and of the socket list that say whose memory the pool is."""
@@ -61,6 +66,8 @@ class Sampler:
         self.block_tokens = stack.engines[self.reader].facts.block_tokens
         self.prompts: PromptMaker = stack.prompts(case_id, self.reader)
         self.records: list[r.Record] = []
+        self.unanswered = 0
+        """Requests without a whole answer. From ``GIVE_UP_AFTER`` on nothing more is sent: each would wait for its deadline."""
         self._prepared = 0
 
     def prompt(self, arm: str, block: int, place: int) -> Prompt:
@@ -82,12 +89,17 @@ class Sampler:
             settle_saves(self.stack)
             for block in range(first, first + PREPARED):
                 for place in range(2):
-                    external = self.prompt("external", block, place)
-                    self.stack.save(self.saver, external, role=f"save/b{block}/{place}", logprobs=None)
-                    native = self.prompt("native", block, place)
-                    self.stack.ask(self.reader, native, f"fill/b{block}/{place}", logprobs=None, max_tokens=2)
+                    if self.unanswered < GIVE_UP_AFTER:
+                        self._prepare(block, place)
             settle_saves(self.stack)
         self._prepared = first + PREPARED
+
+    def _prepare(self, block: int, place: int) -> None:
+        tag = f"b{block}/{place}"
+        external, native = self.prompt("external", block, place), self.prompt("native", block, place)
+        saved = self.stack.save(self.saver, external, role=f"save/{tag}", logprobs=None)
+        filled = self.stack.ask(self.reader, native, f"fill/{tag}", logprobs=None, max_tokens=ANSWER_TOKENS)
+        self.unanswered += (not saved.ok) + (not filled.ok)
 
     def take(self, block: int) -> float | None:
         """Send one block; its log(external / cold), or None when it has to be thrown out."""
@@ -97,11 +109,13 @@ class Sampler:
             places = dict.fromkeys(ARMS, 0)
             for arm in order(ARMS, block):
                 place, places[arm] = places[arm], places[arm] + 1
+                if self.unanswered >= GIVE_UP_AFTER:
+                    return None
                 role = role_of(arm, self.tokens, block, place)
                 prompt = self.prompt(arm, block, place)
-                records.append(
-                    self.stack.ask_measured(self.reader, prompt, role, logprobs=None, max_tokens=ANSWER_TOKENS)
-                )
+                fields: dict[str, Any] = {"logprobs": None, "max_tokens": ANSWER_TOKENS}
+                records.append(seen := self.stack.ask_measured(self.reader, prompt, role, **fields))
+                self.unanswered += not seen.ok
         self.records += records
         blocks = read_blocks(records, self.tokens, self.block_tokens)
         return blocks.valid[0].log_ratio("cold", "external") if blocks.valid else None
@@ -157,7 +171,7 @@ class Ttft(Gate):
         stack.list_store(SEGMENTS)
         stack.snapshot_sockets(SEGMENTS)
         sampler.warm_up()
-        threshold = thresholds.external_over_cold(stack.spec.to_dict())
+        threshold = _threshold(stack.spec.to_dict(), tokens)
         sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=fewest_blocks() + 1)
         blocks = read_blocks(sampler.records, tokens, sampler.block_tokens)
         stack.fact(RESULTS, results(tokens, blocks))
@@ -167,7 +181,7 @@ class Ttft(Gate):
         tokens = int(history.case.params["tokens"])
         stack = history.stack
         spec: dict[str, Any] = stack.spec if stack else {}
-        threshold = thresholds.external_over_cold(spec)
+        threshold = _threshold(spec, tokens)
         blocks = read_blocks(history, tokens, _block_tokens(history))
         decision = decide(blocks.log_ratios("cold", "external"), threshold or 1.0)
         checks = {
@@ -293,6 +307,21 @@ def results(tokens: int, blocks: Blocks) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _threshold(spec: dict[str, Any], tokens: int) -> float | None:
+    """The threshold of a prompt length; None where it is only measured."""
+    return thresholds.external_over_cold(spec) if tokens >= JUDGED_FROM_TOKENS else None
+
+
+def _explained(history: History, findings: Sequence[r.Finding]) -> dict[str, str]:
+    said = explanation(history, findings)
+    if findings and findings[0].code is r.FindingCode.SLOWER_THAN_RECOMPUTE:
+        said["cause"] = "the pool's path costs more than computing anew at this length, on this transport"
+        said["production"] = "vllm:time_to_first_token_seconds of requests with external hits"
+    if findings:
+        said["next_command"] = f"pytest -m bench -k '{history.case.case_id}'"
+    return said
 
 
 def _block_tokens(history: History) -> int:

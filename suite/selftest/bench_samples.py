@@ -19,7 +19,7 @@ from suite.bench.ttft import SEGMENTS
 from suite.workload.summary import ReplaySummary, Spread
 
 BLOCK = 32
-TOKENS = 512
+TOKENS = 2000
 KV = 10
 """Bytes of KV a token."""
 
@@ -68,8 +68,8 @@ def started(case_id: str, gate: str, **params: Any) -> r.CaseStarted:
     return r.CaseStarted(case_id=case_id, gate=gate, gate_version=1, claim="c", params=params, stack_id="s1", t_s=1.0)
 
 
-SOURCES = {"cold": (0, 0), "native": (480, 0), "external": (0, 480)}
-"""Arm -> (local, external) tokens of a prompt of ``TOKENS`` (15 whole blocks before the last token)."""
+SOURCES = {"cold": (0, 0), "native": (1984, 0), "external": (0, 1984)}
+"""Arm -> (local, external) tokens of a prompt of ``TOKENS`` (62 whole blocks before the last token)."""
 
 
 def block_records(

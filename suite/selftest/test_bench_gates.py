@@ -55,6 +55,21 @@ def test_without_a_threshold_a_slower_pool_is_reported_and_says_so() -> None:
     assert verdict.claim != TTFT.claim, "a claim that was not judged may not be shown as one that holds"
 
 
+def test_a_short_prompt_is_measured_and_never_judged() -> None:
+    sources = {"cold": (0, 0), "native": (96, 0), "external": (0, 96)}
+    case = "B.ttft.t128"
+    records = [
+        samples.stack_up(**CUDA),
+        samples.started(case, "B.ttft", tokens=128, maximum=24),
+        *samples.pool_records(),
+    ]
+    for block in range(10):
+        records += samples.block_records(case, block, SLOW, 128, sources)
+    verdict = safe_judge(TTFT, History([*records, *samples.closed(case)]).for_case(case))
+    assert verdict.outcome is r.Outcome.PASS, verdict
+    assert "SLOWER" in verdict.notes[0]
+
+
 def test_what_is_near_the_threshold_is_inconclusive_and_says_how_much_is_missing() -> None:
     outcome, finding, verdict = _judged(
         lambda b: {"cold": 0.1, "native": 0.05, "external": 0.1 * (1.02 if b % 3 else 0.97)}, spec=CUDA
@@ -206,6 +221,8 @@ def test_replays_are_red_for_each_thing(gate: Any) -> None:
     )
     assert _replays(samples.measured(_cell(), local=800, external=300), gate=gate).finding == "extra-hits"
     assert _replays(gate=gate).finding == "too-few-observations"
+    nothing = r.Fact(name="bench.replay-unanswered", t_s=1.0, value={"cell": "x", "errors": {"lost": 24}})
+    assert _replays(good, nothing, gate=gate).finding == "failed-request"
 
 
 def _promise(*facts: r.Fact, **spec: Any) -> r.Verdict:
