@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ class Setting:
     changes: Callable[[Stack], dict[str, Any]]
     changes_answers: bool = True
     may_lack: bool = False
+    needs: tuple[str, ...] = ()
 
 
 def _sibling(stack: Stack) -> dict[str, Any]:
@@ -55,6 +57,12 @@ def _other_tokenizer(stack: Stack) -> dict[str, Any]:
     from fixtures.models import ensure_model
 
     return {"args": ("--tokenizer", str(ensure_model("tiny-llama").path))}
+
+
+def _other_environment(stack: Stack) -> dict[str, Any]:
+    from fixtures.capabilities import SECOND_PYTHON
+
+    return {"python": os.environ[SECOND_PYTHON]}
 
 
 def _args(*args: str, **more: Any) -> Callable[[Stack], dict[str, Any]]:
@@ -87,6 +95,14 @@ SETTINGS: dict[str, Setting] = {
         changes_answers=False,
     ),
     "tokenizer": Setting("the tokenizer", "its own", "another, equal ids", _other_tokenizer, changes_answers=False),
+    "release": Setting(
+        "the releases of vLLM and Mooncake",
+        "this environment's",
+        "those of a second environment",
+        _other_environment,
+        changes_answers=False,
+        needs=("second-stack",),
+    ),
     # Sharding changes what a rank stores under its key, not what is computed; bytes a token: not those of one rank.
     "tensor-parallel": Setting(
         "the tensor-parallel size",

@@ -40,6 +40,7 @@ FULL = (
     "tokenizer.default",
     "tensor-parallel.default",
     "pipeline-parallel.default",
+    "release.default",
 )
 """An engine start each: too much for the core, where the same key is judged by its worst cases."""
 
@@ -72,7 +73,7 @@ class OtherEngine(Gate):
                 "may_lack": setting.may_lack,
                 "avoid": AVOID,
             }
-            yield Case(f"{self.id}.{name}", params, core=name in CORE)
+            yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=name in CORE)
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
