@@ -111,7 +111,7 @@ def check_corruption(history: History, oracle: Oracle) -> list[r.Finding]:
         finding(
             r.FindingCode.UNDETECTED_CORRUPTION,
             f"a block's stored bytes were {how} and served as a hit ({o.cached_tokens} tokens cached, no failed load);"
-            f" the answer is {'wrong' if wrong else 'the cold one within the limit all the same'}: {told}",
+            f" the answer {'is wrong' if wrong else 'is not to be told from the cold one by the limit'}: {told}",
             request_id=o.request_id,
             engine=o.engine,
             how=how,

@@ -296,7 +296,8 @@ class SimulatedStack(Stack):
     def _keep(self, engine: str, prompt: tuple[int, ...], tokens: tuple[int, ...], salt: str | None, most: int) -> None:
         self.held[engine].local.update(_keys(prompt + tokens[:-1], salt))
         if most > 1 and "unsaved" not in self.lies:
-            for key in _keys(prompt, salt):
+            saved = prompt + tokens[:-1] if "saves-outputs" in self.lies else prompt
+            for key in _keys(saved, salt):
                 self.pool.setdefault(key, key)
 
     def _answer(

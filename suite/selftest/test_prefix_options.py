@@ -1,0 +1,73 @@
+"""Connector options and model families: their stacks, and their judges on a simulated stack."""
+
+import pytest
+
+from fixtures.errors import Untestable
+from fixtures.spec import load_spec
+from reports import records as r
+from suite.contract import Case, Gate
+from suite.gates.test_connector_options import FAMILIES_GATE, OPTIONS_GATE
+from suite.selftest.simulated_stack import run_case
+
+pytestmark = pytest.mark.selftest
+
+F, Out = r.FindingCode, r.Outcome
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula's answers have no noise, at no length: what is measured of it may be short."""
+    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
+    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
+
+
+def case_of(gate: Gate, name: str) -> Case:
+    return next(case for case in gate.cases() if case.id == f"{gate.id}.{name}")
+
+
+@pytest.mark.parametrize("case", list(OPTIONS_GATE.cases()), ids=lambda case: case.id)
+def test_every_option_makes_a_stack_of_its_own(case: Case) -> None:
+    base = load_spec("cpu")
+    assert OPTIONS_GATE.stack(base, case).key() != base.key()
+    assert not case.core
+
+
+def test_roles_are_one_producer_and_one_consumer() -> None:
+    spec = OPTIONS_GATE.stack(load_spec("cpu"), case_of(OPTIONS_GATE, "roles"))
+    assert [e.kv_role for e in spec.engines] == ["kv_producer", "kv_consumer"]
+
+
+@pytest.mark.parametrize("family", ["latent", "hybrid"])
+def test_a_family_that_cannot_be_made_says_why(family: str) -> None:
+    with pytest.raises(Untestable, match="makes no model with"):
+        FAMILIES_GATE.stack(load_spec("cpu"), case_of(FAMILIES_GATE, family))
+
+
+def test_families_run_on_models_of_their_own() -> None:
+    models = {
+        FAMILIES_GATE.stack(load_spec("cpu"), case).engines[0].model
+        for case in FAMILIES_GATE.cases()
+        if case.params["model"]
+    }
+    assert len(models) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "lies", "outcome", "finding"),
+    [
+        ("chunked", [], Out.PASS, ""),
+        ("chunked", ["foreign"], Out.FAIL, F.WRONG_ANSWER),
+        ("lookup-async", ["zero-hits"], Out.FAIL, F.ZERO_HITS),
+        ("save-decode", ["saves-outputs"], Out.PASS, ""),
+        ("save-decode", [], Out.FAIL, F.FEWER_HITS),
+        ("save-decode", ["saves-outputs", "foreign"], Out.FAIL, F.WRONG_ANSWER),
+    ],
+)
+def test_options_are_judged(name: str, lies: list[str], outcome: r.Outcome, finding: str) -> None:
+    verdict = run_case(OPTIONS_GATE, f"P.options.{name}", lies)
+    assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
+
+
+def test_a_family_is_judged_like_any_prompt() -> None:
+    assert run_case(FAMILIES_GATE, "P.families.multi-query", []).outcome is Out.PASS
+    assert run_case(FAMILIES_GATE, "P.families.multi-query", ["foreign"]).finding == F.WRONG_ANSWER
