@@ -1,0 +1,120 @@
+"""Faults of links on real servers: each is seen by the kernel or by a client, hits its own ports alone, and is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures import netfilter
+from fixtures.errors import HarnessError
+from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, LimitLink, ResetLink, SlowLink
+from fixtures.faults.links import connect_result, control_ports, data_ports
+from fixtures.healthy import prove_healthy
+from fixtures.stack import Stack
+from suite.selftest.process_helpers import own_state_dir, until
+from suite.selftest.store_stack import store_stack
+
+pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
+
+PROXIED = 'mode = "standalone"\nowners = 2\ncontrol_proxy = true'
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with pytest.MonkeyPatch.context() as patched, own_state_dir(patched):
+        with store_stack(tmp_path_factory.mktemp("links"), PROXIED) as running:
+            yield running
+        assert netfilter.tables() == []
+
+
+@pytest.fixture(autouse=True)
+def healed(stack: Stack) -> Iterator[None]:
+    yield
+    assert stack.heal_all() == []
+
+
+@pytest.mark.needs("nft")
+@pytest.mark.parametrize(("fault", "sign"), [(DropLink, "silence"), (ResetLink, "refused")])
+def test_a_rule_hits_the_control_link_of_one_client_and_no_other(
+    stack: Stack, fault: type[DropLink | ResetLink], sign: str
+) -> None:
+    hurt, other = control_ports(stack, "owner0") + control_ports(stack, "owner1")
+    cut = fault("control", between="owner0")
+    record = cut.inject(stack)
+    assert record.landed
+    assert record.proof["connect"] == {str(hurt): sign}
+    assert connect_result("127.0.0.1", hurt) == sign
+    assert connect_result("127.0.0.1", other) == "connected"
+
+    def confirmed() -> bool:
+        again = cut.confirm(stack)  # the owner's own heartbeat
+        return again is not None and again.landed and again.fault_id == record.fault_id
+
+    until(confirmed)
+    healed = cut.heal(stack)
+    assert healed is not None
+    assert healed.landed
+    assert healed.proof["packets_of_the_stack"] > 0
+    assert connect_result("127.0.0.1", hurt) == "connected"
+    assert netfilter.tables() == []
+
+
+@pytest.mark.needs("nft")
+def test_an_owners_data_link_is_what_readers_of_its_memory_use(stack: Stack) -> None:
+    keys = [f"k{i}" for i in range(8)]
+    (stored,) = stack.store_tool([{"op": "put", "keys": keys, "bytes": 64}])
+    assert set(stored.values()) == {0}
+    link = DropLink("data", between=("reader", "owner1"))
+    assert link.ports(stack) == data_ports(stack, "owner1")
+    assert not set(data_ports(stack, "owner0")) & set(data_ports(stack, "owner1"))
+    assert link.inject(stack).landed
+    assert connect_result("127.0.0.1", data_ports(stack, "owner0")[0]) == "connected"
+    assert connect_result("127.0.0.1", data_ports(stack, "owner1")[0]) == "silence"
+
+
+@pytest.mark.needs("nft")
+def test_a_rule_that_catches_nothing_has_not_landed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netfilter, "_STATEMENTS", {"drop": "counter accept"})
+    record = DropLink("control").inject(stack)
+    assert not record.landed
+    assert set(record.proof["connect"].values()) == {"connected"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [SlowLink(0.2, between="owner0"), LimitLink(8000, between="owner0"), BlackholeLink("owner0"), CutLink("owner0")],
+)
+def test_the_proxy_hurts_one_clients_link_and_gives_it_back(stack: Stack, fault: Fault) -> None:
+    record = fault.inject(stack)
+    assert record.landed, record.proof
+    assert stack.store is not None
+    assert stack.store.proxy is not None
+    state = stack.store.proxy.state()
+    assert not any(state["owner1"][name] for name in ("delay_s", "bytes_per_s", "hold", "cut"))
+    healed = fault.heal(stack)
+    assert healed is not None
+    assert healed.landed, healed.proof
+    assert prove_healthy(stack, "case") == []  # the owner's segment is listed, or is again
+
+
+def test_a_proxy_that_does_nothing_has_not_landed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for fault in (SlowLink(0.5), BlackholeLink(), CutLink()):
+        monkeypatch.setattr(type(fault), "settings", lambda self: {})
+        record = fault.inject(stack)
+        assert not record.landed, record.proof
+        stack.heal_all()
+
+
+def test_what_a_link_fault_needs_is_said(stack: Stack, tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="no route for e7"):
+        BlackholeLink("e7").inject(stack)
+    with pytest.raises(HarnessError, match="name it"):
+        DropLink("data")
+    with store_stack(tmp_path) as plain:
+        with pytest.raises(HarnessError, match="control_proxy = true"):
+            SlowLink(1.0).inject(plain)
+        with pytest.raises(HarnessError, match="control_proxy = true"):
+            DropLink("control", between="e0").inject(plain)
+        assert control_ports(plain) == [plain.handle("master").launch.ports[0]]
