@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from reports import records as r
+from reports.history import History
 from suite.bench.statistics import block_log_ratio
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL
 from suite.workload.prompts import reusable_tokens
@@ -118,6 +119,13 @@ def complaint(arm: str, o: r.Observation, snapshots: dict[str, dict[str, float]]
     if local:
         return "external: partly from the engine's own cache"
     return "" if external == reusable else "external: not wholly from the pool"
+
+
+def block_tokens_of(history: History) -> int:
+    stack = history.stack
+    if stack is None or not stack.engines:
+        raise ValueError("the history has no stack")
+    return stack.engines[-1].block_tokens
 
 
 def percentile_ms(values_s: Sequence[float], q: float) -> float:

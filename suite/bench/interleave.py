@@ -25,8 +25,9 @@ from reports.evidence import EvidenceWriter
 from suite.bench.delay_proxy import DelayProxy, running
 from suite.bench.interleaved import CASE, INTERLEAVED, role_of
 from suite.bench.replays import COUNTERS_BOUND_S
+from suite.bench.sampler import ANSWER_TOKENS
 from suite.bench.statistics import order
-from suite.bench.ttft import ANSWER_TOKENS, RESULTS
+from suite.bench.ttft import RESULTS
 from suite.checks.base import PROMPT
 from suite.contract import safe_judge
 from suite.workload.arguments import Parser, at_least, tell

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from suite.bench.blocks import complaint
-from suite.bench.ttft import ANSWER_TOKENS, Sampler
+from suite.bench.sampler import ANSWER_TOKENS, Sampler
 
 if TYPE_CHECKING:
     from fixtures.client import Pending

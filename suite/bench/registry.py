@@ -6,7 +6,7 @@ import importlib
 
 from suite.contract import Gate
 
-MODULES = ("suite.bench.ttft", "suite.bench.sweep", "suite.bench.interleaved")
+MODULES = ("suite.bench.ttft", "suite.bench.break_even", "suite.bench.sweep", "suite.bench.interleaved")
 
 
 def registry() -> dict[str, Gate]:

@@ -14,7 +14,7 @@ import msgspec
 
 from reports import records as r
 from reports.history import History
-from suite.bench.ttft import captured
+from suite.bench.sampler import captured
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT
 from suite.gates.arms import settle_saves
 from suite.workload.analyse import Analyser

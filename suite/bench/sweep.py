@@ -23,7 +23,8 @@ from suite.bench.replays import (
     results_of,
     warm_up,
 )
-from suite.bench.ttft import RESULTS, remote_reader
+from suite.bench.sampler import remote_reader
+from suite.bench.ttft import RESULTS
 from suite.checks import logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.contract import Case, Gate, outcome_of

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from suite.bench.blocks import ARMS
+from suite.bench.break_even import BREAK_EVEN
 from suite.bench.plain import PlainTtft
-from suite.bench.ttft import BREAK_EVEN, TTFT, remote_reader
+from suite.bench.sampler import remote_reader
+from suite.bench.ttft import TTFT
 from suite.gates import gate_cases
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from reports import records as r
 from reports.history import History
 from reports.judge import known_gates
 from suite.bench.blocks import read_blocks
+from suite.bench.break_even import BREAK_EVEN, break_even
 from suite.bench.registry import registry
 from suite.bench.replays import Cell
 from suite.bench.statistics import decide
 from suite.bench.sweep import LADDER_GATE, PROMISE, SWEEP
-from suite.bench.ttft import BREAK_EVEN, TTFT, break_even
+from suite.bench.ttft import TTFT
 from suite.contract import safe_judge
 from suite.selftest import bench_samples as samples
 

@@ -20,7 +20,8 @@ from reports import records as r
 from reports.history import History
 from suite.bench.blocks import ARMS
 from suite.bench.plain import PlainTtft
-from suite.bench.ttft import GIVE_UP_AFTER, TTFT
+from suite.bench.sampler import GIVE_UP_AFTER
+from suite.bench.ttft import TTFT
 from suite.contract import Case, safe_judge
 from suite.selftest import bench_samples as samples
 from suite.workload.prompts import PromptMaker, reusable_tokens
