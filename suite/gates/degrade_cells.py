@@ -75,7 +75,7 @@ class Cell:
         parts = [
             f"and-{self.second}" if self.second else "",
             "" if self.heal == "none" else f"heal-{self.heal}",
-            "" if self.topology == usual_topology(self.target) else self.topology,
+            "" if self.topology == usual_topology(self.target, self.fault) else self.topology,
             "default-policy" if self.policy == "upstream" else "",
             "" if self.isolate_lookup else "default-lookup",
             "joiner" if self.joiner else "",
@@ -109,9 +109,15 @@ class Cell:
         return cls(**{name: value for name, value in params.items() if name in known})
 
 
-def usual_topology(target: str) -> Topology:
-    """The topology that an id of this target means when it names none."""
-    usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha", CONTROL: "proxied"}
+PROXIED = ("slow", "limit", "blackhole", "cut")
+"""Faults that the proxy of the control link makes; the others are rules of the host's firewall."""
+
+
+def usual_topology(target: str, fault: str) -> Topology:
+    """The topology that an id of this target and fault means when it names none."""
+    if target == CONTROL and fault in PROXIED:
+        return "proxied"
+    usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha"}
     return usual.get(target, "standalone")
 
 
@@ -124,14 +130,14 @@ CORE: tuple[Cell, ...] = (
     Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
     Cell(OWNER, "freeze", "idle", "after-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; thawed after the master dropped it, its blocks must not be served from a stale listing"),
     Cell(OWNER, "freeze", "load", "before-ttl", core=True, why="a transfer stops in its middle and goes on 5 s later: what was waited for must be whole"),
-    Cell(OWNER, "restart", "idle", "none", core=True, why="new memory under the old address while old keys are still listed: the shortest way to a wrong answer"),
+    Cell(OWNER, "restart", "busy", "none", core=True, why="new memory under the old address while old keys are still listed: the shortest way to a wrong answer"),
     Cell(OWNER, "stop", "idle", "after-ttl", core=True, why="planned drain: an orderly stop must cost no more than a lookup"),
     Cell(PEER, "freeze", "idle", "after-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
     Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
     Cell(PEER, "kill", "idle", "none", topology="embedded", isolate_lookup=False, core=True, why="co-located engines with upstream's default lookup channel: the survivor's scheduler may wait for the dead one"),
     Cell(READER, "kill", "load", "after-ttl", core=True, why="a reader that dies in the middle of a load must not take pool or neighbours along"),
-    Cell(CONTROL, "blackhole", "idle", "before-ttl", topology="proxied", core=True, why="a dropped packet is not a refused connection: only a time limit ends the wait"),
-    Cell(CONTROL, "slow", "busy", "before-ttl", topology="proxied", core=True, why="each lookup is a round trip; with 100 ms each the fleet must not crawl"),
+    Cell(CONTROL, "drop", "idle", "before-ttl", core=True, why="a dropped packet is not a refused connection: only a time limit ends the wait"),
+    Cell(CONTROL, "slow", "busy", "before-ttl", topology="proxied", core=True, why="each lookup is a round trip; with 100 ms more each way the fleet must not crawl"),
     Cell(DATA, "drop", "load", "before-ttl", core=True, why="the master is fine and lists the block; only the bytes do not come"),
     Cell(DATA, "reset", "load", "before-ttl", core=True, why="twin of data.drop: a broken connection in the middle of a transfer"),
     Cell(KEYS, "delete", "lookup", "none", core=True, why="a lookup that hit, a load that finds nothing"),
@@ -146,7 +152,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     OWNER: ("kill", "freeze", "stop", "restart"),
     PEER: ("kill", "freeze"),
     READER: ("kill", "freeze"),
-    CONTROL: ("drop", "reset", "slow", "blackhole"),
+    CONTROL: ("drop", "reset", *PROXIED),
     DATA: ("drop", "reset"),
     KEYS: ("delete",),
     POOL: ("full", "evict"),
@@ -161,6 +167,8 @@ HEALS: dict[str, tuple[Heal, ...]] = {
     "drop": ("before-ttl", "after-ttl"),
     "blackhole": ("before-ttl", "after-ttl"),
     "slow": ("before-ttl",),
+    "limit": ("before-ttl",),
+    "cut": ("before-ttl", "after-ttl"),
     "reset": ("before-ttl",),
     "full": ("before-ttl",),
 }
@@ -174,7 +182,7 @@ def full_matrix() -> Iterator[Cell]:
         for fault in faults:
             for phase in _phases(target):
                 for heal in HEALS.get(fault, ("none",)):
-                    cell = Cell(target, fault, phase, heal, topology=usual_topology(target))
+                    cell = Cell(target, fault, phase, heal, topology=usual_topology(target, fault))
                     if cell.id not in have:
                         yield cell
     for fault in ("kill", "freeze"):
@@ -202,8 +210,7 @@ def pairs() -> Iterator[Cell]:
     for target, fault in PAIRED:
         for other, second in PAIRED:
             if other != target:
-                topology: Topology = "proxied" if CONTROL in (target, other) else "standalone"
-                yield Cell(target, fault, "idle", "after-ttl", topology=topology, second=f"{other}-{second}")
+                yield Cell(target, fault, "idle", "after-ttl", second=f"{other}-{second}")
 
 
 def _phases(target: str) -> tuple[Phase, ...]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from fixtures import faults
 from fixtures.errors import HarnessError
-from fixtures.faults import Fault
-from suite.gates.degrade_cells import CONTROL, DATA, ETCD, KEYS, LEADER, POOL, Cell
+from fixtures.faults import Fault, links
+from suite.gates.degrade_cells import CONTROL, DATA, KEYS, POOL, Cell
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -23,6 +23,27 @@ UNITS: dict[str, Callable[[str], Fault]] = {
 }
 
 
+SLOW_S = 0.1
+"""A round trip of 200 ms more: two data centres on two continents, or a host that pages."""
+
+LIMIT_BYTES_PER_S = 64_000
+"""A lookup of 62 keys of about 120 bytes takes an eighth of a second."""
+
+CONTROL_FAULTS: dict[str, Callable[[], Fault]] = {
+    "drop": lambda: links.DropLink("control"),
+    "reset": lambda: links.ResetLink("control"),
+    "slow": lambda: links.SlowLink(SLOW_S),
+    "limit": lambda: links.LimitLink(LIMIT_BYTES_PER_S),
+    "blackhole": links.BlackholeLink,
+    "cut": links.CutLink,
+}
+
+DATA_FAULTS: dict[str, Callable[[str], Fault]] = {
+    "drop": lambda owner: links.DropLink("data", owner),
+    "reset": lambda owner: links.ResetLink("data", owner),
+}
+
+
 def make_faults(stack: Stack, plan: Plan) -> list[Fault]:
     """The faults of a cell in the order in which they are injected: one, or two. Raises HarnessError for unknown ones."""
     return [make_fault(stack, plan, target, fault) for target, fault in plan.cell.parts]
@@ -30,7 +51,11 @@ def make_faults(stack: Stack, plan: Plan) -> list[Fault]:
 
 def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
     """One fault, not injected yet. Raises HarnessError for one that this version cannot make."""
-    if target not in (CONTROL, DATA, KEYS, POOL):
+    if target == CONTROL:
+        return CONTROL_FAULTS[fault]()
+    if target == DATA:
+        return DATA_FAULTS[fault]("owner0")
+    if target not in (KEYS, POOL):
         return UNITS[fault](plan.unit_of(target))
     raise HarnessError(f"{target}.{fault}: no such fault is built")
 
@@ -52,4 +77,7 @@ def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
 
 def needs_of(cell: Cell) -> tuple[str, ...]:
     """What a cell needs of the host beyond a stack."""
-    return ("etcd",) if cell.target in (LEADER, ETCD) else ()
+    if cell.topology == "ha":
+        return ("etcd",)
+    rules = any(target in (CONTROL, DATA) and fault in ("drop", "reset") for target, fault in cell.parts)
+    return ("nft",) if rules else ()

@@ -15,7 +15,7 @@ from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import finding, run, too_few
 from suite.contract import Gate, outcome_of
-from suite.gates.degrade_cells import CONTROL, ETCD, LEADER, MASTER, OWNER, PEER, READER, Cell
+from suite.gates.degrade_cells import CONTROL, DATA, ETCD, LEADER, MASTER, OWNER, PEER, READER, Cell
 from suite.gates.degrade_envelope import envelope, healed_s
 from suite.gates.judging import explanation, ordered, visible_findings
 from suite.gates.judging_degrade import cold_pairs, control
@@ -26,7 +26,7 @@ JUDGED = ("victim", "bystander", "saving", "traffic", "returned")
 
 BASELINE = ("baseline", "short", "traffic")
 
-LOST_OWNER = (OWNER, PEER)
+LOST_OWNER = (OWNER, PEER, DATA)
 """Targets that hold blocks themselves: every victim must have had some on it."""
 
 NO_MASTER = (MASTER, LEADER, ETCD, CONTROL)
@@ -156,7 +156,7 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
     found = faults.no_pressure("victims asked for after the fault", len(victims), 1)
     found += faults.no_pressure("engines that were not hurt and were looked at", len(surviving(history)), 1)
     owners = [f.value for f in history.facts("owners")]
-    hurt = [f.target for f in history.faults("inject")]
+    hurt = [f.target.rpartition(":")[2] for f in history.faults("inject")]  # of a link: the owner at its end
     lost = [unit for unit in hurt if any(unit in o["held_by"] for o in owners)]
     if any(target in LOST_OWNER for target, _ in cell.parts):
         held = sum(any(o["held_by"].get(unit, 0) > 0 for unit in lost) for o in owners)
