@@ -9,7 +9,7 @@ from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
-from suite.gates.arms import calibrate
+from suite.gates.arms import calibrate, settle_saves
 from suite.gates.judging_sampled import judge_sampled
 from suite.workload.prompts import PromptMaker
 
@@ -75,6 +75,7 @@ class Sampled(Gate):
             fields["extra"] = {**fields["extra"], "messages": messages(prompts, tools="tools" in fields["extra"])}
             with stack.phase(case.id, "template"):  # what the messages become is the server's own answer
                 told = stack.save(saver, (), role="template", cache_salt=f"{case.id}.template", **fields)
+                settle_saves(stack)
             prompt = told.prompt_token_ids
         with stack.phase(case.id, "save"):
             stack.save(saver, prompt, role="cold", **fields)
