@@ -1,0 +1,103 @@
+"""Faults of the pool's content on a real master and owner: counted by the master, seen by another client, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.errors import HarnessError
+from fixtures.faults import DeleteKeys, EvictionStorm, FullPool, LoseDisk
+from fixtures.faults import pool as faults
+from fixtures.stack import Stack
+from suite.selftest.process_helpers import own_state_dir, until
+from suite.selftest.store_stack import store_stack
+
+pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
+
+STORE = 'mode = "standalone"\nowners = 1\nssd_bytes = 0\nkv_lease_ttl_ms = 200'
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("pool")
+    with pytest.MonkeyPatch.context() as patched, own_state_dir(patched), store_stack(folder, STORE) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def healed(stack: Stack) -> Iterator[None]:
+    yield
+    assert stack.heal_all() == []
+
+
+def put(stack: Stack, prefix: str, count: int = 8) -> list[str]:
+    keys = [f"{prefix}{i}" for i in range(count)]
+    (answer,) = stack.store_tool([{"op": "put", "keys": keys, "bytes": 4096}])
+    assert set(answer.values()) == {0}
+    return keys
+
+
+def test_deleted_keys_are_listed_before_and_not_after(stack: Stack) -> None:
+    keys, others = put(stack, "victim"), put(stack, "other")
+    record = DeleteKeys(keys).inject(stack)
+    assert record.landed
+    assert (record.proof["listed_before"], record.proof["listed_after"]) == (8, 0)
+    assert set(others) <= stack.keys()
+    assert not DeleteKeys(keys).inject(stack).landed  # they were not there
+    with pytest.raises(HarnessError, match="no keys"):
+        DeleteKeys([]).inject(stack)
+
+
+def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: Stack) -> None:
+    victims = put(stack, "old")
+    storm = EvictionStorm(victims)
+    record = storm.inject(stack)
+    assert record.landed, record.proof
+    assert record.proof["evicted_keys"] >= len(victims)
+    assert not set(victims) & stack.keys()
+    healed = storm.heal(stack)
+    assert healed is not None
+    assert healed.landed
+    listed = stack.keys()
+    assert not [key for key in listed if key.startswith("kvgates-")]
+
+
+def test_a_storm_too_small_to_evict_has_not_landed(stack: Stack) -> None:
+    record = EvictionStorm(turnover=0.1).inject(stack)
+    assert not record.landed
+    assert record.proof["evicted_keys"] == 0
+
+
+def test_a_full_pool_refuses_a_small_put_until_it_is_healed(stack: Stack) -> None:
+    put(stack, "evictable")
+    full = FullPool()
+    record = full.inject(stack)
+    assert record.landed, record.proof
+    assert record.proof["used_bytes"] > 0.95 * record.proof["capacity_bytes"]
+    (refused,) = stack.store_tool([{"op": "put", "keys": ["late"], "bytes": 4096}])
+    assert refused["late"] != 0
+    again = full.confirm(stack)
+    assert again is not None
+    assert again.landed
+    healed = full.heal(stack)
+    assert healed is not None
+    assert healed.landed, healed.proof
+    put(stack, "again")
+
+
+def test_a_pool_that_takes_a_put_is_not_full(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FullPool, "_pinned", lambda self, stack, session, size: 0)
+    assert not FullPool().inject(stack).landed
+
+
+def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="no SSD tier"):
+        LoseDisk("owner0").inject(stack)
+    with store_stack(tmp_path, STORE.replace("ssd_bytes = 0", "ssd_bytes = 67108864")) as tiered:
+        assert not LoseDisk("owner0").inject(tiered).landed  # nothing on it yet
+        put(tiered, "tiered")
+        folder = tmp_path / "owner0" / "ssd"
+        until(lambda: faults._files(folder) == 8)
+        assert LoseDisk("owner0").inject(tiered).landed
