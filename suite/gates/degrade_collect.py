@@ -411,8 +411,6 @@ class CellCollector:
 
     def _heal(self) -> None:
         """Undo the fault: a dead unit is started again, everything else is healed by the fault itself."""
-        if self.plan.cell.heal == "none":
-            return
         for fault in self.faults:
             if fault.name in ("kill", "stop"):
                 revive(self.stack, fault.target)
