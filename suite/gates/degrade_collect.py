@@ -108,6 +108,8 @@ class Plan:
     returned: list[Prompt] = field(default_factory=list)
     doomed: list[Prompt] = field(default_factory=list)
     asked: int = 0
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What is open until the cell is over."""
 
     def unit_of(self, target: str) -> str:
         """Name of the unit that a target means on this stack."""
@@ -122,6 +124,11 @@ class Plan:
     def first(self) -> int:
         """Victims of the first beat."""
         return AT_ONCE_IN_FLIGHT if self.in_flight and self.cell.target != READER else AT_ONCE
+
+    @property
+    def keys_of_first_beat(self) -> tuple[str, ...]:
+        """Keys of the victims that are sent together, those that are sent last first: their loads begin last."""
+        return tuple(key for keys in reversed(self.victim_keys[: self.first]) for key in keys)
 
     @property
     def beats_s(self) -> list[float]:
@@ -159,6 +166,10 @@ class CellCollector:
 
     def collect(self) -> None:
         """All phases, in order."""
+        with self.plan.resources:
+            self._collect()
+
+    def _collect(self) -> None:
         stack, cell = self.stack, self.plan.cell
         calibrate(stack)
         with stack.phase(self.case_id, "settings"):
@@ -306,12 +317,13 @@ class CellCollector:
                 self._scrape("after-fault")
 
     def _inject(self) -> float:
-        """Inject the cell's faults, one after the other where it has two. Returns when the first began."""
+        """Inject the cell's faults, one after the other where it has two. Returns when the first was in effect."""
         from suite.gates.degrade_faults import make_faults
 
         self.faults = make_faults(self.stack, self.plan)
         self._before_fault()
-        begin_s = self.faults[0].inject(self.stack).t_s
+        first = self.faults[0].inject(self.stack)
+        begin_s = first.t_s + float(first.proof.get("took_s", 0.0))
         for fault in self.faults[1:]:
             self._hold_until(time.monotonic() + self.plan.cell.second_after_s)
             fault.inject(self.stack)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fixtures import faults
 from fixtures.errors import HarnessError
-from fixtures.faults import Fault, links
+from fixtures.faults import DeleteKeys, EvictionStorm, Fault, FullPool, links
+from fixtures.faults.base import Proof
+from fixtures.store_session import StoreSession
 from suite.gates.degrade_cells import CONTROL, DATA, KEYS, POOL, Cell
 
 if TYPE_CHECKING:
@@ -44,6 +46,32 @@ DATA_FAULTS: dict[str, Callable[[str], Fault]] = {
 }
 
 
+POOL_FAULTS: dict[str, Callable[[], Fault]] = {"full": FullPool, "evict": EvictionStorm}
+
+
+class DeleteUnderLookup(DeleteKeys):
+    """As ``DeleteKeys``, at once: a client that is connected already, so that a lookup of a moment ago still counts."""
+
+    def __init__(self, session: StoreSession, keys: Sequence[str]) -> None:
+        super().__init__(keys)
+        self._session = session
+
+    def _prepare(self, stack: Stack) -> None:
+        """Everything else happens after the removal: seconds would let the loads end."""
+
+    def _inject(self, stack: Stack) -> tuple[bool, Proof]:
+        answers = self._session.step({"op": "remove", "keys": list(self.keys)}, REMOVE_BOUND_S)
+        if not isinstance(answers, dict):
+            raise HarnessError(f"delete-keys: no answer within {REMOVE_BOUND_S:g} s")
+        left = set(self.keys) & stack.keys()
+        removed = sum(status == 0 for status in answers.values())
+        return removed > 0 and not left, {"keys": len(self.keys), "removed": removed, "listed_after": len(left)}
+
+
+REMOVE_BOUND_S = 10.0
+"""For some hundred removals; over loopback they take well under a second."""
+
+
 def make_faults(stack: Stack, plan: Plan) -> list[Fault]:
     """The faults of a cell in the order in which they are injected: one, or two. Raises HarnessError for unknown ones."""
     return [make_fault(stack, plan, target, fault) for target, fault in plan.cell.parts]
@@ -55,7 +83,11 @@ def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
         return CONTROL_FAULTS[fault]()
     if target == DATA:
         return DATA_FAULTS[fault]("owner0")
-    if target not in (KEYS, POOL):
+    if target == KEYS:
+        return DeleteUnderLookup(plan.resources.enter_context(StoreSession(stack)), plan.keys_of_first_beat)
+    if target == POOL:
+        return POOL_FAULTS[fault]()
+    if fault in UNITS:
         return UNITS[fault](plan.unit_of(target))
     raise HarnessError(f"{target}.{fault}: no such fault is built")
 

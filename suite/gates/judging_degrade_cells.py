@@ -13,9 +13,9 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
-from suite.checks.base import finding, run, too_few
+from suite.checks.base import STORE_GET, STORE_STATUSES, finding, run, too_few
 from suite.contract import Gate, outcome_of
-from suite.gates.degrade_cells import CONTROL, DATA, ETCD, LEADER, MASTER, OWNER, PEER, READER, Cell
+from suite.gates.degrade_cells import CONTROL, DATA, ETCD, KEYS, LEADER, MASTER, OWNER, PEER, READER, Cell
 from suite.gates.degrade_envelope import envelope, healed_s
 from suite.gates.judging import explanation, ordered, visible_findings
 from suite.gates.judging_degrade import cold_pairs, control
@@ -167,12 +167,21 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         wanted = "doomed" if cell.target == READER else "victim"
         caught = [o for o in degraded if kind(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
         found += faults.no_pressure(f"{wanted} requests under way when the fault came", len(caught), 1)
+    if cell.target == KEYS and not failed_loads(history):
+        found += too_few("no load met a block that had vanished: the keys went too early or too late")
     if cell.phase == "save":
         saving = [o for o in degraded if kind(o) == "saving" and o.sent_s <= begin.t_s]
         found += faults.no_pressure("saves under way when the fault came", len(saving), 1)
     if cell.phase == "busy":
         found += faults.no_pressure("requests of steady traffic", sum(kind(o) == "traffic" for o in degraded), 3)
     return found
+
+
+def failed_loads(history: History) -> float:
+    """Loads that failed, wholly or in part, on any engine between the snapshots around the fault."""
+    deltas = [history.delta(name, "before-fault", "after-fault") or {} for name in surviving(history)]
+    bad = [f"store.{STORE_GET}.{status}.ops" for status in STORE_STATUSES if status != "ok"]
+    return sum(delta.get(name, 0.0) for delta in deltas for name in bad)
 
 
 def landed_s(fault: r.FaultRecord) -> float:

@@ -46,10 +46,14 @@ class StandIn(Fault):
     healable = True
     lie: ClassVar[str] = ""
     lands: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
+    """Keys that vanish do so under a load."""
 
     def _inject(self, stack: Any) -> tuple[bool, Proof]:
         if self.lie:
             stack.lies.add(self.lie)
+        if self.target == cells.KEYS and self.meets:
+            stack.held["e1"].counted["store.load_get.partial_failure.ops"] += 1
         return self.lands, {"witness": "the test"}
 
     def _heal(self, stack: Any) -> tuple[bool, Proof]:
@@ -239,6 +243,12 @@ def test_a_fault_that_does_not_land_is_ours(quick: type[StandIn]) -> None:
     quick.lands = False
     verdict, _ = collected(Cell(cells.MASTER, "freeze", "idle", "before-ttl"))
     assert verdict.finding == "fault-did-not-land"
+
+
+def test_keys_that_vanish_before_or_after_the_loads_prove_nothing(quick: type[StandIn]) -> None:
+    quick.meets = False
+    verdict, _ = collected(of_core(cells.KEYS)[0])
+    assert verdict.outcome is r.Outcome.INCONCLUSIVE
 
 
 def test_blocks_that_lay_elsewhere_are_no_pressure(quick: type[StandIn]) -> None:
