@@ -52,7 +52,7 @@ class Ttft(Gate):
 
     def cases(self) -> Iterable[Case]:
         for tokens, core in ((128, False), (512, True), (2000, True), (3900, False)):
-            yield Case(f"{self.id}.t{tokens}", {"tokens": tokens, "maximum": 24}, core=core)
+            yield Case(f"{self.id}.t{tokens}", {"tokens": tokens, "maximum": 16 if core else 24}, core=core)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return remote_reader(base)

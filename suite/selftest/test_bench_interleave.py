@@ -178,3 +178,31 @@ def test_a_proxy_of_nothing_refuses_and_leaves_nothing_behind() -> None:
         httpx.get(f"{proxy.url}/health", trust_env=False)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{proxy.url}/health", trust_env=False)
+
+
+def test_the_command_makes_runs_of_both_sides_and_stops_its_stack(
+    server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed: list[str] = []
+
+    class Pool:
+        """Hands out the stand-in."""
+
+        def __init__(self, run_dir: Path, record: Recorder, progress: object) -> None:
+            self.stack = StandIn(server_url, record)
+
+        def acquire(self, spec: Any) -> StandIn:
+            assert [e.name for e in spec.engines] == ["e0"], "no more engines than the sides name"
+            return self.stack
+
+        def close(self) -> None:
+            self.stack.client.close()
+            closed.append("closed")
+
+    monkeypatch.setattr("fixtures.stack_pool.StackPool", Pool)
+    out = tmp_path / "out"
+    assert main([str(out), "--tokens", "40", "--sessions", "1", "--blocks", "2", "--stack", "cpu"]) == 0
+    assert closed == ["closed"]
+    assert "python -m reports compare" in capsys.readouterr().err
+    assert (load_run(out / "B" / "run-1").history.of(r.RunStarted)[0].host).keys() >= {"cpu_model", "cpus"}
+    assert reports_main(["compare", str(out / "A"), str(out / "B")]) == 11, "one run a side is never enough"
