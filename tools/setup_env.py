@@ -28,6 +28,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever PYTHON names: on
 
 import tomllib
 
+from tools import programs
 from tools.logged import ROOT, log_tail, run_logged, say
 
 STAMPS = ROOT / ".stamps"
@@ -346,6 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             apt_install(packages, f"system libraries are missing: {', '.join(missing)}", place)
         install(requirements, place, given.torch_index)
         verify(requirements, place)
+        if requirements.platform is not None:
+            programs.tell_missing(place.venv)
     except SetupError as exc:
         sys.stderr.write(f"setup: {exc}\n")
         return exc.code

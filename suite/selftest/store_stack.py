@@ -16,7 +16,7 @@ SEGMENT_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
-def store_stack(folder: Path, store: str = "", guard: bool = False) -> Iterator[Stack]:
+def store_stack(folder: Path, store: str = "") -> Iterator[Stack]:
     """The servers of a pool, brought up as for a real stack. ``store``: lines of its [store] table.
 
     What was recorded is in ``stack.notes["records"]``.
