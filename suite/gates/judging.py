@@ -231,7 +231,8 @@ def _accounting(history: History, measured: Sequence[r.Observation]) -> list[r.F
     found: list[r.Finding] = []
     for o in measured:
         delta = delta_of(history, o)
-        per_token = history.engine(o.engine).kv_bytes_per_token
+        facts = history.engine(o.engine)
+        per_token = 0 if facts.connector == "native" else facts.kv_bytes_per_token  # no connector, no bytes to count
         found += conservation.check_conservation(o, delta, kv_bytes_per_token=per_token)
         found += sources.check_sources(o, delta, kv_bytes_per_token=per_token)
     return found
