@@ -20,7 +20,7 @@ from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, recovery
 from suite.checks.base import finding, run, too_few
 from suite.contract import Gate, outcome_of
-from suite.gates.degrade_cells import MASTER, OWNER, Cell
+from suite.gates.degrade_cells import CONTROL, DATA, HEALS, MASTER, OWNER, POOL, Cell, Heal
 from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade_cells import (
     baseline,
@@ -43,9 +43,13 @@ MENU: tuple[tuple[str, str], ...] = (
     (OWNER, "kill"),
     (OWNER, "freeze"),
     (OWNER, "restart"),
+    (CONTROL, "drop"),
+    (DATA, "drop"),
+    (DATA, "reset"),
+    (POOL, "evict"),
 )
 """(target, fault) that a soak draws from. Only append; replace what has to go with ("", ""). No engine is killed: it takes
-40 s to come back, and cells of the matrix do that."""
+40 s to come back, and cells of the matrix do that. A turn that this host cannot make is left out, and said."""
 
 LASTS_S = (1.0, 14.0)
 """A fault lasts from a second, in which little is noticed, to beyond the default client TTL (10 s)."""
@@ -108,6 +112,9 @@ def collect_soak(stack: Stack, case_id: str, params: dict[str, Any]) -> None:
         _wait_until(stack, time.monotonic() + QUIET_S[1], "the traffic's baseline")
         traffic.phase = "soak"
         for turn in takewhile(lambda _: time.monotonic() < until_s, schedule(int(params["seed"]))):
+            if not _possible(turn):
+                stack.fact("soak.left-out", {"number": turn.number, "target": turn.target, "fault": turn.fault})
+                continue
             _wait_until(stack, time.monotonic() + turn.quiet_s, "the next fault")
             if not _turn(stack, case_id, turn):
                 break
@@ -117,16 +124,25 @@ def collect_soak(stack: Stack, case_id: str, params: dict[str, Any]) -> None:
     stack.scan_logs(case_id)
 
 
+def _possible(turn: Turn) -> bool:
+    """This host has what the fault needs."""
+    from fixtures.capabilities import probe
+    from suite.gates.degrade_faults import needs_of
+
+    return all(probe(need).ok for need in needs_of(Cell(turn.target, turn.fault)))
+
+
 def _turn(stack: Stack, case_id: str, turn: Turn) -> bool:
     """One fault and its recovery. Returns whether the stack is well again."""
     from fixtures.healthy import prove_healthy
     from suite.gates.degrade_collect import CellCollector
 
-    collector = CellCollector(stack, case_id, Cell(turn.target, turn.fault, heal="before-ttl"))
+    heal: Heal = "before-ttl" if turn.fault in HEALS else "none"
+    collector = CellCollector(stack, case_id, Cell(turn.target, turn.fault, heal=heal))
     started_s = time.monotonic()
     with stack.phase(case_id, "turn"):
         collector.hurt()
-        if turn.fault != "restart":
+        if heal != "none":
             _wait_until(stack, started_s + turn.lasts_s, "the end of the fault")
         collector.mend()
         good = collector.wait_good()
@@ -236,7 +252,7 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
             "seed": history.case.params["seed"],
             **_memory(history),
         },
-        notes=(f"replay: {replay}", *(_growth_note(len(turns)))),
+        notes=(f"replay: {replay}", *_growth_note(len(turns)), *_left_out(history)),
         **why,
     )
 
@@ -290,6 +306,12 @@ def _growth_note(turns: int) -> tuple[str, ...]:
     if turns > MIN_REPETITIONS:
         return ()
     return (f"growth was not judged: {turns} faults, more than {MIN_REPETITIONS} needed",)
+
+
+def _left_out(history: History) -> tuple[str, ...]:
+    """What this host could not do."""
+    names = sorted({f"{f.value['fault']} of {f.value['target']}" for f in history.facts("soak.left-out")})
+    return (f"left out, as this host cannot do it: {', '.join(names)}",) if names else ()
 
 
 def _memory(history: History) -> dict[str, Any]:
