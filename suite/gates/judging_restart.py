@@ -1,4 +1,4 @@
-"""How restarts are judged: the store's own listing says what is left, and so what must be read."""
+"""How restarts are judged: the master says what is left, and so what must be read."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from suite.gates.oracle import Oracle
 from suite.workload.prompts import reusable_tokens
 
 BACK, ANEW = "back", "anew"
+HELD = "held-blocks"
+"""Fact: ``{"engine": reader, "held": {key: [endpoint of each copy]}, "segments": [endpoint of each live segment]}``."""
 NAMED_KEYS = "named-keys"
 """Fact: ``{"prompt": number, "keys": [key of its first block, of its second, ...]}``, "" where a key did not show."""
 
 
-def listing_before(history: History, o: r.Observation) -> frozenset[str]:
-    """Keys that the store listed before this engine's reads began."""
-    found = [x for x in history.of(r.StoreListing) if x.label == f"{BACK}:{o.engine}"]
-    return frozenset(found[-1].keys) if found else frozenset()
+def held_before(history: History, o: r.Observation) -> frozenset[str]:
+    """Keys with a copy in a live segment before this engine's reads began."""
+    told = [f.value for f in history.facts(HELD) if f.value["engine"] == o.engine]
+    if not told:
+        return frozenset()
+    live = set(told[-1]["segments"])
+    return frozenset(key for key, endpoints in told[-1]["held"].items() if live & set(endpoints))
 
 
 def blocks_left(history: History, o: r.Observation) -> int | None:
-    """Leading blocks of an old prompt that were still listed; None where a key is not known."""
+    """Leading blocks of an old prompt that were still held; None where a key is not known."""
     number = int(o.role.partition("/")[2])
     keys: list[str] = next((f.value["keys"] for f in history.facts(NAMED_KEYS) if f.value["prompt"] == number), [])
     if not keys or not all(keys):
         return None
-    listed = listing_before(history, o)
+    held = held_before(history, o)
     left = 0
     for key in keys:
-        if key not in listed:
+        if key not in held:
             break
         left += 1
     return left
@@ -144,7 +149,7 @@ def judge_restart(gate: Gate, history: History) -> r.Verdict:
         outcome_of(findings),
         findings=findings,
         got=findings[0].message if findings else f"{len(measured)} requests read exactly what was left; blocks {left}",
-        wanted="exactly the leading blocks that the store lists, right answers, full hits of what is saved anew",
+        wanted="exactly the leading blocks that the pool still holds, right answers, full hits of what is saved anew",
         numbers={**oracle.numbers(), "old_blocks_left": left},
         **explanation(history, findings),
     )

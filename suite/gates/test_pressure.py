@@ -47,7 +47,7 @@ DTYPE_BYTES = 2
 """Of bfloat16 and float16, in which the KV of every ready stack is kept."""
 
 AT_ONCE = 12
-"""Requests of one wave, half of them on each engine: twice what its cache holds."""
+"""Requests of one wave, spread over both engines: about twice what their caches hold."""
 
 CANCELLED_OF_WAVE = 4
 

@@ -12,7 +12,7 @@ from reports.history import History
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
-from suite.gates.judging_restart import ANEW, BACK, NAMED_KEYS, judge_restart
+from suite.gates.judging_restart import ANEW, BACK, HELD, NAMED_KEYS, judge_restart
 from suite.gates.sequences import ask_cold, save_naming
 from suite.workload.prompts import Prompt
 
@@ -29,13 +29,13 @@ NEW_TOKENS = 2000
 
 
 class Restarted(Gate):
-    """Claim: an engine started again with the same identity reads exactly the blocks that the pool still lists, a master
+    """Claim: an engine started again with the same identity reads exactly the blocks that the pool still holds, a master
     started again forgets, and new saves hit in both directions at once.
 
     How it can lie: the restarted process answers from a cache that survived; blocks whose memory died are still listed
     and read as whatever lies there now; hits return only for prompts that nobody had saved before.
-    Oracle: the store's own listing before each read says how many leading blocks of a prompt are left, and so exactly
-    how many tokens must come from the pool; cold answers from before. Proof: other processes than before, same plan.
+    Oracle: the master says before each read how many leading blocks of a prompt have a copy in a live segment, and so
+    exactly how many tokens must come from the pool; cold answers from before. Proof: other processes than before, same plan.
     Control: prompts saved after the restart are read in full, both ways.
     Turns red: stale blocks after a restart, an identity that changes with the process, hits that do not return.
     """
@@ -57,13 +57,15 @@ class Restarted(Gate):
         prompts = stack.prompts(case.id)
         block = stack.engines[reader].facts.block_tokens
         old = [prompts.fresh(f"old/{i}", OLD_BLOCKS * block + 1) for i in range(OLD_PROMPTS)]
+        named = stack.notes[NAMED_KEYS] = []
         with stack.phase(case.id, "save"):
             settle_saves(stack)
             for i, prompt in enumerate(old):
                 ask_cold(stack, saver, prompt, f"old-{i}")
                 owner = stack.names[i % 2]  # half of them saved by the engine that is started again
                 keys = save_naming(stack, owner, prompt, tuple(range(OLD_BLOCKS)))
-                stack.fact(NAMED_KEYS, {"prompt": i, "keys": [keys.get(k, "") for k in range(OLD_BLOCKS)]})
+                named.append([keys.get(block, "") for block in range(OLD_BLOCKS)])
+                stack.fact(NAMED_KEYS, {"prompt": i, "keys": named[-1]})
         with stack.phase(case.id, "restart"):
             Restart(unit).inject(stack)
             prove_healthy(stack, case.id)
@@ -84,14 +86,25 @@ class Restarted(Gate):
 
 
 def read_back(stack: Stack, case: Case, old: list[Prompt], saver: str, reader: str) -> None:
-    """Every prompt from before, on both engines with empty caches of their own; the listing is taken just before."""
+    """Every prompt from before, on both engines with empty caches of their own; the master is asked just before."""
     with stack.phase(case.id, BACK):
         for engine in (reader, saver):
             settle_saves(stack)
             stack.reset_local_cache(engine)
-            stack.list_store(f"{BACK}:{engine}", with_keys=True)
+            record_held(stack, engine)
             for i, prompt in enumerate(old):
                 stack.ask_measured(engine, prompt, f"old/{i}")
+
+
+def record_held(stack: Stack, engine: str) -> None:
+    """What the master says of every named key: where its copies lie, and which segments live. Before ``engine`` reads."""
+    if stack.store is None:
+        return
+    admin = stack.store.admin
+    named = [key for keys in stack.notes[NAMED_KEYS] for key in keys if key]
+    held = {key: [replica.endpoint for replica in admin.query_key(key)] for key in named}
+    segments = [segment.endpoint for segment in admin.segment_list()]
+    stack.fact(HELD, {"engine": engine, "held": held, "segments": segments})
 
 
 RESTARTED = Restarted()

@@ -95,7 +95,8 @@ class SimulatedStack(Stack):
         admin = SimpleNamespace(
             key_count=lambda: len(self.pool),
             keys=lambda: sorted(self.pool),
-            segments=dict,
+            segment_list=lambda: [SimpleNamespace(endpoint="e0:1")],
+            query_key=lambda key: [SimpleNamespace(endpoint="e0:1")] if key in self.pool else [],
             metrics=lambda: {"master_evicted_key_count_mem": float(self.master["evicted"])},
         )
         self.store = cast(Store, SimpleNamespace(admin=admin))

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from reports import records as r
+from reports.history import History
+from suite.checks.logs import explained
 from suite.gates.judging_integrity import EXPLAINS
+from suite.gates.judging_restart import HELD, held_before
 from suite.gates.test_integrity import INTEGRITY
 from suite.gates.test_pressure import PRESSURE
 from suite.gates.test_restart import RESTARTED
+from suite.selftest.samples import observation
 from suite.selftest.simulated_stack import DAMAGED, SimulatedStack, run_case
 
 pytestmark = pytest.mark.selftest
@@ -81,8 +85,6 @@ def test_refusals_in_the_log_are_explained() -> None:
     damage = r.FaultRecord(
         fault_id="d", fault="damage", target="pool", action="inject", landed=True, t_s=1.0, explains=EXPLAINS
     )
-    from suite.checks.logs import explained
-
     assert explained(line, [damage])
 
 
@@ -164,6 +166,13 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_honest_restart_passes(restart: Any, unit: str) -> None:
     verdict = restart(unit)
     assert verdict.outcome is Out.PASS, verdict.findings
+
+
+def test_a_block_whose_owner_is_gone_is_not_held() -> None:
+    held = {"k1": ["e0:1"], "k2": ["old-e1:9"], "k3": []}
+    started = r.CaseStarted(case_id="c", gate="P.restart", gate_version=1, claim="", t_s=0.0)
+    fact = r.Fact(name=HELD, t_s=1.0, value={"engine": "e1", "held": held, "segments": ["e0:1", "e1:2"]})
+    assert held_before(History([started, fact]), observation(engine="e1")) == {"k1"}
 
 
 def test_a_restarted_engine_reads_some_old_blocks_and_misses_others(restart: Any) -> None:
