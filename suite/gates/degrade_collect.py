@@ -21,147 +21,29 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import httpx
-
-from fixtures.errors import HarnessError
-from fixtures.revive import join, revive
 from suite.gates.arms import calibrate, settle_saves
-from suite.gates.degrade_cells import ETCD, LEADER, OWNER, PEER, READER, Cell
+from suite.gates.degrade_cells import READER, Cell
+from suite.gates.degrade_plan import DOOMED, RETURNED, SHORT_TOKENS, VICTIM_TOKENS
+from suite.gates.degrade_recovery import HITS_SOURCE, KV_IDLE_BOUND_S, Recovery
 from suite.gates.degrade_traffic import Traffic
-from suite.workload.prompts import Prompt, PromptMaker
+from suite.workload.prompts import Prompt
 
 if TYPE_CHECKING:
     from fixtures.client import Pending
-    from fixtures.faults import Fault
     from fixtures.stack import Stack
 
-VICTIM_TOKENS = 2000
-"""One prefill chunk of the tested release (2,048), in which cold and external answers agree to the last digit."""
-
-SHORT_TOKENS = 200
-
-GRACE_S = 5.0
-"""On top of the client TTL, for a request's deadline: what waits for the master to drop a silent client is over with the
-TTL, and a recomputation takes well under a second."""
-
-HEAL_EARLY_SHARE = 0.5
-"""A fault that is healed before the TTL lasts half of it."""
-
-HEAL_LATE_S = GRACE_S + 1.0
-"""A fault that is healed after the TTL lasts this much longer: beyond the deadline of the first requests, so that one which
-waits for the heal is seen to get no answer."""
-
-BEATS_S: dict[str, tuple[float, ...]] = {
-    "before-ttl": (0.0, 0.25),
-    "after-ttl": (0.0, 0.35, 0.75, 1.15),
-    "none": (0.0, 0.35, 0.75, 1.15),
-}
-"""Heal -> when victims are asked for, in client TTLs since the fault. What a lost block costs changes when the TTL ends."""
-
-AT_ONCE, AT_ONCE_IN_FLIGHT = 3, 6
-"""Victims of the first beat; more where the fault is to hit some of them in their load."""
-
-RETURNED = 2
-"""Victims asked for only after the heal: are blocks that came back (or are still listed) right?"""
-
-DOOMED = 3
-"""Prompts that the engine that is hurt is loading meanwhile."""
-
 HEALTH_EVERY_S = 1.5
-
-FIRST_GOOD_BOUND_S = 20.0
-"""Bound of the wait for a first good answer after the heal: twice the default client TTL."""
-
-PROBE_DEADLINE_S = 8.0
-"""Of requests of the recovery phase that are sent again and again; 40 times what they take on a well stack."""
-
-EXTRA_HITS_S = 10.0
-"""Hits must be back within twice the client TTL (once to drop the old client, once to be sure) and this much more."""
-
-SHARE_VISIBLE_S = 3.0
-"""Until a short prompt's blocks are listed; up to 0.3 s were measured on an idle host."""
-
-KV_IDLE_BOUND_S = 10.0
-"""An idle engine frees its blocks with the last request; cancelled ones end within a scheduler step."""
-
-JOIN_BOUND_S = 120.0
-"""An engine starts in 20 to 45 s on two cores."""
+"""How often every living engine's health is asked while a fault lasts."""
 
 
-@dataclass
-class Plan:
-    """Who does what in a cell. ``unit`` is the name of the unit (or link) that is hurt."""
-
-    cell: Cell
-    unit: str
-    saver: str
-    reader: str
-    survivors: list[str]
-    ttl_s: float
-    deadline_s: float
-    victims: list[Prompt] = field(default_factory=list)
-    victim_keys: list[tuple[str, ...]] = field(default_factory=list)
-    returned: list[Prompt] = field(default_factory=list)
-    doomed: list[Prompt] = field(default_factory=list)
-    asked: int = 0
-    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is open until the cell is over."""
-
-    def unit_of(self, target: str) -> str:
-        """Name of the unit that a target means on this stack."""
-        return "owner0" if target == OWNER else self.unit if target == self.cell.target else target
-
-    @property
-    def in_flight(self) -> bool:
-        """The fault is to hit requests on their way to or from the pool."""
-        return self.cell.phase in ("lookup", "load")
-
-    @property
-    def first(self) -> int:
-        """Victims of the first beat."""
-        return AT_ONCE_IN_FLIGHT if self.in_flight and self.cell.target != READER else AT_ONCE
-
-    @property
-    def keys_of_first_beat(self) -> tuple[str, ...]:
-        """Keys of the victims that are sent together, those that are sent last first: their loads begin last."""
-        return tuple(key for keys in reversed(self.victim_keys[: self.first]) for key in keys)
-
-    @property
-    def beats_s(self) -> list[float]:
-        """When beats are due, in seconds since the fault."""
-        return [share * self.ttl_s for share in BEATS_S[self.cell.heal]]
-
-    @property
-    def lasts_s(self) -> float:
-        """How long the fault is observed (and lasts, where it has to be healed)."""
-        return self.ttl_s * HEAL_EARLY_SHARE if self.cell.heal == "before-ttl" else self.ttl_s + HEAL_LATE_S
-
-
-def plan_cell(stack: Stack, cell: Cell) -> Plan:
-    """Cast the parts of a cell on a stack of two engines or more."""
-    first, second = stack.names[0], stack.names[1]
-    hurt = {PEER: first, READER: second, OWNER: "owner0", ETCD: "etcd0"}.get(cell.target, cell.target)
-    if cell.target == LEADER and stack.store is not None:
-        hurt = stack.store.leader()
-    saver, reader = (second, first) if cell.target == READER else (first, second)
-    ttl_s = float(stack.spec.store.client_ttl_s) if stack.spec.store else 10.0
-    survivors = [name for name in stack.names if name != hurt]
-    return Plan(cell, hurt, saver, reader, survivors, ttl_s, ttl_s + GRACE_S)
-
-
-class CellCollector:
+class CellCollector(Recovery):
     """Collects one cell. Decides nothing."""
 
     def __init__(self, stack: Stack, case_id: str, cell: Cell) -> None:
-        self.stack = stack
-        self.case_id = case_id
-        self.plan = plan_cell(stack, cell)
-        self.prompts: PromptMaker = stack.prompts(case_id)
-        self.faults: list[Fault] = []
+        super().__init__(stack, case_id, cell)
         self.pending: list[Pending] = []
 
     def collect(self) -> None:
@@ -196,32 +78,6 @@ class CellCollector:
     def hurt(self) -> None:
         """Inject the cell's fault."""
         self._inject()
-
-    def mend(self) -> None:
-        """Undo it."""
-        self._confirm()
-        self._heal()
-
-    def wait_good(self) -> bool:
-        """Wait until a fresh request is answered on every engine that was not hurt; whether it came true."""
-        return self.stack.wait(
-            "first-good",
-            self._good_everywhere,
-            bound_s=FIRST_GOOD_BOUND_S,
-            bound_source="suite.gates.degrade_collect.FIRST_GOOD_BOUND_S",
-            poll_s=0.5,
-        )
-
-    def wait_shared(self, engine: str) -> bool:
-        """Wait until an engine and another read what the other saved, both ways; whether it came true."""
-        other = next(name for name in self.stack.names if name != engine)
-        return self.stack.wait(
-            f"hits-back/{engine}",
-            lambda: self._shared(other, engine) and self._shared(engine, other),
-            bound_s=2 * self.plan.ttl_s + EXTRA_HITS_S,
-            bound_source="2 x client TTL + suite.gates.degrade_collect.EXTRA_HITS_S",
-            poll_s=0.5,
-        )
 
     def _snapshot_all(self, label: str) -> None:
         for name in self.stack.names:
@@ -303,7 +159,7 @@ class CellCollector:
     def _phase_degraded(self, traffic: Traffic | None) -> None:
         stack, plan = self.stack, self.plan
         with stack.phase(self.case_id, "degraded"):
-            self._scrape("before-fault")
+            self.scrape_all("before-fault")
             if traffic:
                 traffic.phase = "degraded"
             begin_s = self._inject()
@@ -313,8 +169,8 @@ class CellCollector:
             self._hold_until(begin_s + plan.lasts_s)
             if plan.cell.left_broken:
                 self._await_all()
-                self._confirm()
-                self._scrape("after-fault")
+                self.confirm()
+                self.scrape_all("after-fault")
 
     def _inject(self) -> float:
         """Inject the cell's faults, one after the other where it has two. Returns when the first was in effect."""
@@ -390,99 +246,29 @@ class CellCollector:
                 poll_s=0.05,
             )
 
-    def _confirm(self) -> None:
-        """Ask faults whose effect shows in the stack's own traffic alone whether it has."""
-        for fault in self.faults:
-            fault.confirm(self.stack)
-
     # Afterwards -------------------------------------------------------------------------------------------------------
     def _phase_recovery(self, traffic: Traffic | None) -> None:
         stack, plan = self.stack, self.plan
         with stack.phase(self.case_id, "recovery"):
-            self._confirm()
-            self._heal()
+            self.confirm()
+            self.heal()
             if traffic:
                 traffic.phase = "recovery"
             self.wait_good()
             self._await_all()  # requests that the fault caught
-            self._scrape("after-fault")
+            self.scrape_all("after-fault")
             for i, prompt in enumerate(plan.returned):
                 self._start(plan.reader, prompt, f"returned/{len(plan.victims) + i}")
             self._await_all()
-            bound_s = 2 * plan.ttl_s + EXTRA_HITS_S
-            source = "2 x client TTL + suite.gates.degrade_collect.EXTRA_HITS_S"
             stack.wait(
                 "hits-back",
-                partial(self._shared, plan.saver, plan.reader),
-                bound_s=bound_s,
-                bound_source=source,
+                partial(self.shared, plan.saver, plan.reader),
+                bound_s=self.hits_bound_s,
+                bound_source=HITS_SOURCE,
                 poll_s=0.5,
             )
             if plan.cell.joiner:
-                self._join(bound_s, source)
-
-    def _heal(self) -> None:
-        """Undo the fault: a dead unit is started again, everything else is healed by the fault itself."""
-        for fault in self.faults:
-            if fault.name in ("kill", "stop"):
-                revive(self.stack, fault.target)
-            fault.heal(self.stack)
-
-    def _good_everywhere(self) -> bool:
-        """A fresh short request is answered on every engine that was not hurt."""
-        for name in self.plan.survivors:
-            number = self._number("probe")
-            prompt = self.prompts.fresh(f"probe/{number}", SHORT_TOKENS)
-            if not self.stack.ask(name, prompt, "probe", deadline_s=PROBE_DEADLINE_S).ok:
-                return False
-        return True
-
-    def _shared(self, saver: str, reader: str) -> bool:
-        """A fresh prompt of one engine is read by another from the pool, in full."""
-        stack = self.stack
-        prompt = self.prompts.fresh(f"share/{self._number('share')}", SHORT_TOKENS)
-        try:
-            before = stack.keys()
-            if not stack.ask(saver, prompt, "share", deadline_s=PROBE_DEADLINE_S).ok:
-                return False
-            blocks = len(prompt) // stack.engines[saver].facts.block_tokens
-            wanted = len(before) + blocks
-            stack.wait(
-                "a short prompt to be listed",
-                lambda: stack.key_count() >= wanted,
-                bound_s=SHARE_VISIBLE_S,
-                bound_source="suite.gates.degrade_collect.SHARE_VISIBLE_S",
-                poll_s=0.05,
-            )
-        except HarnessError:  # why: a master that does not answer yet lists nothing, which is what is waited for
-            return False
-        answer = stack.ask(reader, prompt, "share", deadline_s=PROBE_DEADLINE_S)
-        return answer.ok and answer.cached_tokens == stack.reusable(reader, prompt)
-
-    def _number(self, what: str) -> int:
-        """1, 2, ... for prompts that are made as they are needed."""
-        key = f"{self.case_id}/{what}"
-        number: int = self.stack.notes.get(key, 0) + 1
-        self.stack.notes[key] = number
-        return number
-
-    def _join(self, bound_s: float, source: str) -> None:
-        """A new engine joins, reads what the others saved, and leaves."""
-        stack, plan = self.stack, self.plan
-        name = "joiner"
-        attempt = join(stack, name, like=plan.reader, bound_s=JOIN_BOUND_S)
-        if attempt.result == "ready":
-            stack.wait(
-                f"hits-{name}",
-                partial(self._shared, plan.saver, name),
-                bound_s=bound_s,
-                bound_source=source,
-                poll_s=0.5,
-            )
-        handle = stack.handle(name)
-        stack.runtime.stop(handle, stack.spec.timeouts.stop_s)
-        stack.engines.pop(name, None)
-        stack.extras.pop(name, None)
+                self.join_and_leave()
 
     def _phase_after(self) -> None:
         stack, plan = self.stack, self.plan
@@ -494,19 +280,12 @@ class CellCollector:
             for name in plan.survivors:
                 stack.wait(
                     f"kv-usage-zero/{name}",
-                    partial(self._idle, name),
+                    partial(self.idle, name),
                     bound_s=KV_IDLE_BOUND_S,
-                    bound_source="suite.gates.degrade_collect.KV_IDLE_BOUND_S",
+                    bound_source="suite.gates.degrade_recovery.KV_IDLE_BOUND_S",
                     poll_s=0.25,
                 )
                 stack.snapshot_processes(name, f"after/{name}")
-
-    def _idle(self, engine: str) -> bool:
-        try:
-            values = self.stack.scrape(engine, f"idle/{engine}").values
-        except httpx.HTTPError:  # why: that an engine does not answer is for its requests to show, and to judge
-            return False
-        return values["kv_usage_ratio"] == 0.0 and values["running"] + values["waiting"] == 0.0
 
     def _leave(self) -> None:
         """Hand the stack on only where it is proven well; else the next case gets a new one."""
@@ -517,15 +296,6 @@ class CellCollector:
             self.stack.dirty = True
             return
         prove_healthy(self.stack, self.case_id)
-
-    def _scrape(self, label: str) -> None:
-        for name in self.plan.survivors:
-            try:
-                self.stack.scrape(name, label)
-            except httpx.HTTPError as exc:
-                self.stack.fact(
-                    "scrape.failed", {"engine": name, "label": label, "error": f"{type(exc).__name__}: {exc}"}
-                )
 
 
 def _past(due_s: float) -> bool:

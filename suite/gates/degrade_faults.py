@@ -15,7 +15,7 @@ from suite.gates.degrade_cells import CONTROL, DATA, KEYS, POOL, Cell
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
-    from suite.gates.degrade_collect import Plan
+    from suite.gates.degrade_plan import Plan
 
 UNITS: dict[str, Callable[[str], Fault]] = {
     "kill": faults.Kill,

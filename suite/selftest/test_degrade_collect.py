@@ -18,7 +18,7 @@ from fixtures.spec import BudgetSpec
 from fixtures.waiting import wait_for
 from reports import records as r
 from suite.gates import degrade_cells as cells
-from suite.gates import degrade_collect, degrade_faults
+from suite.gates import degrade_faults, degrade_recovery
 from suite.gates.degrade_cells import Cell
 from suite.gates.degrade_collect import CellCollector
 from suite.gates.test_degrade_matrix import CONTROL, DATA, KEYS, MASTER, OWNER, PEER, POOL, READER, CellGate
@@ -157,8 +157,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     monkeypatch.setattr(CellCollector, "_hold_until", hold)
     monkeypatch.setattr("suite.gates.degrade_traffic.INTERVAL_S", 0.01)
     monkeypatch.setattr(degrade_faults, "make_fault", one)
-    monkeypatch.setattr(degrade_collect, "join", joined)
-    monkeypatch.setattr(degrade_collect, "revive", lambda stack, unit: None)
+    monkeypatch.setattr(degrade_recovery, "join", joined)
+    monkeypatch.setattr(degrade_recovery, "revive", lambda stack, unit: None)
     monkeypatch.setattr("fixtures.healthy.prove_healthy", proven)
     return Chosen
 
