@@ -107,7 +107,7 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
         else f"{len(judged)} requests answered right, 200, within budget; hits back",
         wanted=f"200, the cold answer, TTFT at most max({spec['ttft_factor']:g} x cold, cold +"
         f" {spec['ttft_extra_s']:g} s), and the stack well again",
-        numbers={**shape, **oracle.numbers()},
+        numbers={**shape, **resources(history), **oracle.numbers()},
         notes=tuple(notes(history, cell, victims, oracle)),
         **why,
     )
@@ -253,6 +253,22 @@ def lookups(history: History, cell: Cell, engine: str) -> list[r.Finding]:
     if any(target in NO_MASTER for target, _ in cell.parts):
         found = [f for f in found if f.code is not r.FindingCode.NO_PRESSURE]
     return found
+
+
+def resources(history: History) -> dict[str, Any]:
+    """Sockets, threads and resident MiB of each survivor, before the fault and after the recovery; growth over many
+    faults is the soak's to judge."""
+    by_label = {s.label: s for s in history.of(r.ProcessSnapshot)}
+    found = {}
+    for name in surviving(history):
+        before, after = by_label.get(f"before/{name}"), by_label.get(f"after/{name}")
+        if before is not None and after is not None:
+            found[name] = {
+                "sockets": [before.sockets, after.sockets],
+                "threads": [before.threads, after.threads],
+                "rss_mib": [before.rss_bytes >> 20, after.rss_bytes >> 20],
+            }
+    return {"resources": found} if found else {}
 
 
 # Is it well again? --------------------------------------------------------------------------------------------------
