@@ -69,6 +69,13 @@ class Options(Gate):
             yield Case(f"{self.id}.{name}", {"option": name}, variant=name, core=False)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if base.platform == "cpu" and case.params["option"].startswith("scheduling-"):
+            # Either argument is accepted there, and neither changes anything: a verdict would be one on the default.
+            raise Untestable(
+                "asynchronous-scheduling",
+                "vLLM's CPU platform always switches it off (vllm/platforms/cpu.py, 0.32.0)",
+                "run on a GPU",
+            )
         if case.params["option"] == "roles":
             first, second = base.engines[0].name, base.engines[1].name
             return base.with_engine(first, kv_role="kv_producer").with_engine(second, kv_role="kv_consumer")

@@ -27,9 +27,15 @@ def case_of(gate: Gate, name: str) -> Case:
 
 @pytest.mark.parametrize("case", list(OPTIONS_GATE.cases()), ids=lambda case: case.id)
 def test_every_option_makes_a_stack_of_its_own(case: Case) -> None:
-    base = load_spec("cpu")
+    base = load_spec("cpu").with_changes(platform="cuda")
     assert OPTIONS_GATE.stack(base, case).key() != base.key()
     assert not case.core
+
+
+@pytest.mark.parametrize("name", ["scheduling-async", "scheduling-sync"])
+def test_what_the_cpu_platform_ignores_is_untestable_there(name: str) -> None:
+    with pytest.raises(Untestable, match="CPU platform"):
+        OPTIONS_GATE.stack(load_spec("cpu"), case_of(OPTIONS_GATE, name))
 
 
 def test_roles_are_one_producer_and_one_consumer() -> None:
