@@ -1,6 +1,7 @@
 """How sampled requests are judged: every choice and step in arms of equal shape, the first distribution against the cold one.
 
-A sampled token depends on the seed and on the distribution. In arms of equal shape both are equal, so the tokens are too.
+A sampled token depends on the seed and on the distribution. In arms of equal shape both are equal, so the tokens are too,
+on an engine without noise (a floor of zero); elsewhere the distributions are compared, up to where the samples part.
 Against the cold arm, a difference far below any floor may flip a sample: there only the distribution of the first step can
 be compared, cut to the k most likely tokens (the server adds the sampled one, wherever it ranks).
 """
@@ -64,18 +65,36 @@ def of_prompt(o: r.Observation) -> r.Observation:
     )
 
 
-def first_step(o: r.Observation) -> r.Observation:
-    """An answer cut to the distribution of its first step: the k most likely tokens, with the likeliest as its token."""
-    asked = o.sampling.get("top_logprobs", o.sampling.get("logprobs"))
-    top = o.top_logprobs[0][: int(asked or 1)] if o.top_logprobs else ()
+def distributions(o: r.Observation, steps: int) -> r.Observation:
+    """An answer cut to the distributions of its first steps: the k most likely tokens, the likeliest as the step's token."""
+    k = int(o.sampling.get("top_logprobs", o.sampling.get("logprobs")) or 1)
+    tops = tuple(top[:k] for top in o.top_logprobs[:steps])
     return msgspec.structs.replace(
         o,
-        output_token_ids=(top[0][0],) if top else (),
-        top_logprobs=(top,) if top else (),
+        output_token_ids=tuple(top[0][0] for top in tops),
+        top_logprobs=tops,
         token_logprobs=(),
-        token_s=o.token_s[:1],
+        token_s=o.token_s[: len(tops)],
         more_choices=(),
     )
+
+
+def first_step(o: r.Observation) -> r.Observation:
+    """An answer cut to the distribution of its first step."""
+    return distributions(o, 1)
+
+
+def comparable(pair: answers.Pair, floor_nat: float) -> answers.Pair:
+    """The pair as it is; of sampled answers on an engine with noise, the distributions up to where the samples part.
+
+    Where native answers differ at all, the least of such differences may flip a sample, and says nothing about reuse.
+    """
+    a, b = pair
+    if not floor_nat or not a.sampling.get("temperature"):
+        return pair
+    tokens = zip(a.output_token_ids, b.output_token_ids, strict=False)
+    same = next((i for i, (x, y) in enumerate(tokens) if x != y), len(a.output_token_ids))
+    return distributions(a, same + 1), distributions(b, same + 1)
 
 
 def pairs_of(a: r.Observation, b: r.Observation) -> list[answers.Pair]:
@@ -100,6 +119,7 @@ def check_answers(history: History, oracle: Oracle) -> list[r.Finding]:
             strict += pairs_of(o, native) if same else []
         if cold is not None and cold.ok:
             loose.append((first_step(o), first_step(cold)))
+    strict = [comparable(pair, oracle.native.max_nat) for pair in strict]
     found = answers.judge_external_vs_native(strict, oracle.native)
     return found + answers.judge_cold(loose, oracle.cold_limit, min_pairs=2).findings
 

@@ -5,8 +5,9 @@ import pytest
 
 from fixtures.answer import AnswerReader
 from reports import records as r
+from suite.checks.answers import Floor, judge_external_vs_native
 from suite.contract import Gate
-from suite.gates.judging_sampled import first_step
+from suite.gates.judging_sampled import comparable, first_step
 from suite.gates.test_concurrency import CONCURRENT
 from suite.gates.test_conversation import CONVERSATION
 from suite.gates.test_sampled import SAMPLED
@@ -89,6 +90,18 @@ def test_the_first_step_is_cut_to_the_tokens_that_were_asked_for() -> None:
     cut = first_step(answer("a", (9, 1), (top, top), sampling={"logprobs": 3}))
     assert cut.top_logprobs == (top[:3],)
     assert cut.output_token_ids == (1,)
+
+
+def test_samples_may_part_where_the_engine_has_noise_but_their_distributions_may_not() -> None:
+    top, other = ((1, -0.1), (2, -2.5), (3, -4.0)), ((1, -0.1), (2, -3.5), (3, -4.0))
+    hot = {"logprobs": 3, "temperature": 0.8}
+    native = answer("n", (1, 1), (top, top), sampling=hot)
+    flipped = answer("x", (2, 1), (top, other), sampling=hot)
+    quiet, noisy = (Floor("native", nat, pairs=4, steps=8) for nat in (0.0, 0.01))
+    assert judge_external_vs_native([comparable((flipped, native), quiet.max_nat)], quiet)
+    assert not judge_external_vs_native([comparable((flipped, native), noisy.max_nat)], noisy)
+    wrong = answer("w", (2, 1), (other, top), sampling=hot)
+    assert judge_external_vs_native([comparable((wrong, native), noisy.max_nat)], noisy)
 
 
 def whole_answer(**changes: object) -> bytes:
