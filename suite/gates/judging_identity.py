@@ -231,7 +231,7 @@ def _explanation(history: History, findings: Sequence[r.Finding], params: Mappin
     if not shared:
         return {"next_command": f"pytest -m gates -k '{history.case.case_id}'"}
     return {
-        "cause": f"{params['setting']} is in no part of the key: both sides use the same one. Avoid it: {params['avoid']}",
+        "cause": f"no part of the key tells {params['setting']}: both sides use the same one. Avoid it: {params['avoid']}",
         "production": "invisible: both engines report healthy external hits",
         "next_command": f"pytest -m gates -k '{history.case.case_id}'; python -m fixtures.identity FLEET.toml",
     }

@@ -44,7 +44,7 @@ def test_foreign_blocks_that_change_the_answer_are_a_wrong_answer_with_all_a_per
     assert (evidence["prompt_tokens"], evidence["limit_nat"]) == (100, 0.0)
     assert evidence["answer_differs_nat"] > 1
     assert evidence["setting_that_avoids_it"] == "a cache_prefix"
-    assert "in no part of the key" in verdict.cause
+    assert "no part of the key tells the model's weights" in verdict.cause
 
 
 def test_a_slightly_other_answer_is_still_foreign_reuse() -> None:
