@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fixtures.errors import HarnessError
-from fixtures.faults import DeleteKeys, EvictionStorm, FullPool, LoseDisk
+from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk
 from fixtures.faults import pool as faults
 from fixtures.stack import Stack
+from fixtures.store_session import StoreSession
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import store_stack
 
@@ -32,15 +33,21 @@ def healed(stack: Stack) -> Iterator[None]:
     assert stack.heal_all() == []
 
 
-def put(stack: Stack, prefix: str, count: int = 8) -> list[str]:
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[StoreSession]:
+    with StoreSession(stack) as session:
+        yield session
+
+
+def put(client: StoreSession, prefix: str, count: int = 8) -> list[str]:
     keys = [f"{prefix}{i}" for i in range(count)]
-    (answer,) = stack.store_tool([{"op": "put", "keys": keys, "bytes": 4096}])
+    answer = client.step({"op": "put", "keys": keys, "bytes": 4096}, 30.0)
     assert set(answer.values()) == {0}
     return keys
 
 
-def test_deleted_keys_are_listed_before_and_not_after(stack: Stack) -> None:
-    keys, others = put(stack, "victim"), put(stack, "other")
+def test_deleted_keys_are_listed_before_and_not_after(stack: Stack, client: StoreSession) -> None:
+    keys, others = put(client, "victim"), put(client, "other")
     record = DeleteKeys(keys).inject(stack)
     assert record.landed
     assert (record.proof["listed_before"], record.proof["listed_after"]) == (8, 0)
@@ -50,8 +57,30 @@ def test_deleted_keys_are_listed_before_and_not_after(stack: Stack) -> None:
         DeleteKeys([]).inject(stack)
 
 
-def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: Stack) -> None:
-    victims = put(stack, "old")
+def test_a_corrupted_value_has_another_digest_under_the_same_key(stack: Stack, client: StoreSession) -> None:
+    keys, (source,) = put(client, "value", 2), put(client, "source", 1)
+    client.step({"op": "replace", "key": source, "how": "flip", "offset": 0, "count": 4096}, 30.0)
+    record = CorruptValues(keys, "flip").inject(stack)
+    assert record.landed
+    assert record.proof["before"]["bytes"] == record.proof["after"]["bytes"] == 4096
+    assert record.proof["before"]["sha256"] != record.proof["after"]["sha256"]
+    assert CorruptValues(keys, "truncate").inject(stack).proof["after"]["bytes"] == 2048
+    assert CorruptValues(keys, "copy", source).inject(stack).landed
+    again = CorruptValues(keys, "copy", source).inject(stack)
+    assert not again.landed  # the same bytes once more change nothing
+    with pytest.raises(HarnessError, match="does not hold nobody"):
+        CorruptValues(["nobody"]).inject(stack)
+
+
+def test_leases_run_out_as_a_canary_shows(stack: Stack, client: StoreSession) -> None:
+    record = ExpireLeases().inject(stack)
+    assert record.landed
+    assert record.proof["held_at_first"]
+    assert record.proof["waited_s"] > 0.1  # of 0.2
+
+
+def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: Stack, client: StoreSession) -> None:
+    victims = put(client, "old")
     storm = EvictionStorm(victims)
     record = storm.inject(stack)
     assert record.landed, record.proof
@@ -64,27 +93,26 @@ def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: 
     assert not [key for key in listed if key.startswith("kvgates-")]
 
 
-def test_a_storm_too_small_to_evict_has_not_landed(stack: Stack) -> None:
+def test_a_storm_too_small_to_evict_has_not_landed(stack: Stack, client: StoreSession) -> None:
     record = EvictionStorm(turnover=0.1).inject(stack)
     assert not record.landed
     assert record.proof["evicted_keys"] == 0
 
 
-def test_a_full_pool_refuses_a_small_put_until_it_is_healed(stack: Stack) -> None:
-    put(stack, "evictable")
+def test_a_full_pool_refuses_a_small_put_until_it_is_healed(stack: Stack, client: StoreSession) -> None:
+    put(client, "evictable")
     full = FullPool()
     record = full.inject(stack)
     assert record.landed, record.proof
     assert record.proof["used_bytes"] > 0.95 * record.proof["capacity_bytes"]
-    (refused,) = stack.store_tool([{"op": "put", "keys": ["late"], "bytes": 4096}])
-    assert refused["late"] != 0
+    assert client.step({"op": "put", "keys": ["late"], "bytes": 4096}, 30.0)["late"] != 0
     again = full.confirm(stack)
     assert again is not None
     assert again.landed
     healed = full.heal(stack)
     assert healed is not None
     assert healed.landed, healed.proof
-    put(stack, "again")
+    put(client, "again")
 
 
 def test_a_pool_that_takes_a_put_is_not_full(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +125,8 @@ def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) 
         LoseDisk("owner0").inject(stack)
     with store_stack(tmp_path, STORE.replace("ssd_bytes = 0", "ssd_bytes = 67108864")) as tiered:
         assert not LoseDisk("owner0").inject(tiered).landed  # nothing on it yet
-        put(tiered, "tiered")
+        with StoreSession(tiered) as other:
+            put(other, "tiered")
         folder = tmp_path / "owner0" / "ssd"
         until(lambda: faults._files(folder) == 8)
         assert LoseDisk("owner0").inject(tiered).landed
