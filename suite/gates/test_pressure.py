@@ -111,10 +111,14 @@ class Pressure(Gate):
         with stack.phase(case.id, LOADED):
             began = time.monotonic()
             counters(stack, "before-load")
-            press(stack, load, random.Random(seed))
+            answered = press(stack, load, random.Random(seed))
             rest(stack)
             counters(stack, "after-load")
             record_pressure(stack, began)
+        if not answered:  # an engine that answers nothing any more would only add its deadline, again and again
+            stack.dirty = True
+            stack.scan_logs(case.id)
+            return
         with stack.phase(case.id, "replay"):
             for i, prompt in enumerate(load):
                 stack.ask_measured(stack.names[(i + 1) % 2], prompt, f"replay/{i}", max_tokens=ANSWER_TOKENS)
@@ -151,8 +155,11 @@ def working_set(stack: Stack, case: Case) -> list[Prompt]:
     ]
 
 
-def press(stack: Stack, load: list[Prompt], rng: random.Random) -> None:
-    """Every prompt on both engines, in waves; some requests of each wave are cancelled at moments drawn from ``rng``."""
+def press(stack: Stack, load: list[Prompt], rng: random.Random) -> bool:
+    """Every prompt on both engines, in waves; some requests of each wave are cancelled at moments drawn from ``rng``.
+
+    Ends with the first wave in which a request got no answer in time; returns whether there was none.
+    """
     asked = [(engine, i) for engine in stack.names[:2] for i in range(len(load))]
     rng.shuffle(asked)
     for start in range(0, len(asked), AT_ONCE):
@@ -164,8 +171,10 @@ def press(stack: Stack, load: list[Prompt], rng: random.Random) -> None:
         pending = [stack.start(request) for request in requests]
         doomed = rng.sample(range(len(wave)), min(CANCELLED_OF_WAVE, len(wave)))
         cancel(sorted((rng.uniform(0, CANCEL_WITHIN_S), number) for number in doomed), pending, began)
-        for one in pending:
-            one.result()
+        ended = [one.result() for one in pending]
+        if any(o.timed_out for o in ended):
+            return False
+    return True
 
 
 def cancel(doomed: list[tuple[float, int]], pending: list[Pending], began: float) -> None:

@@ -222,6 +222,8 @@ class SimulatedStack(Stack):
         engine, held = request.engine, self.held[request.engine]
         if "refuses-long" in self.lies and request.role == "maximum-length":
             return {"http_status": 400, "error": "http 400: too long"}
+        if "stalls" in self.lies and request.role == "load/5":
+            return {"http_status": None, "timed_out": True, "error": "deadline: 60 s ran out"}
         salt = None if "no-salt" in self.lies else request.cache_salt
         choices = int(body.get("n") or 1)
         reading = body.get("prompt_logprobs") is None

@@ -103,6 +103,7 @@ def test_pressure_that_does_no_harm_passes() -> None:
         ("foreign", Out.FAIL, F.WRONG_ANSWER),
         ("leak", Out.FAIL, F.KV_LEAK),
         ("died", Out.FAIL, F.ENGINE_DIED),
+        ("stalls", Out.FAIL, F.HANG),
         ("refuses-long", Out.FAIL, F.FAILED_REQUEST),
         ("no-salt", Out.FAIL, F.EXTRA_HITS),
         ("crash", Out.FAIL, F.UNEXPLAINED_LOG),
