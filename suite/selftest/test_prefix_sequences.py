@@ -54,6 +54,7 @@ def test_an_honest_stack_passes(case_id: str) -> None:
         ("P.concurrent.before-save", "foreign", F.WRONG_ANSWER),
         ("P.concurrent.after-save", "foreign", F.WRONG_ANSWER),
         ("P.concurrent.after-save", "zero-hits", F.ZERO_HITS),
+        ("P.concurrent.after-save", "extra", F.EXTRA_HITS),
         ("P.concurrent.after-save", "booked-twice", F.SOURCE_DISAGREEMENT),
         ("P.concurrent.in-a-row", "foreign", F.WRONG_ANSWER),
         ("P.concurrent.in-a-row", "zero-hits", F.ZERO_HITS),
