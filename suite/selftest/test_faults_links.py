@@ -9,10 +9,11 @@ import pytest
 
 from fixtures import netfilter
 from fixtures.errors import HarnessError
-from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, LimitLink, ResetLink, SlowLink
+from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, LimitLink, ResetLink, SlowLink
 from fixtures.faults.links import connect_result, control_ports, data_ports
 from fixtures.healthy import prove_healthy
 from fixtures.stack import Stack
+from fixtures.store_session import StoreSession
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import store_stack
 
@@ -118,3 +119,10 @@ def test_what_a_link_fault_needs_is_said(stack: Stack, tmp_path: Path) -> None:
         with pytest.raises(HarnessError, match="control_proxy = true"):
             DropLink("control", between="e0").inject(plain)
         assert control_ports(plain) == [plain.handle("master").launch.ports[0]]
+
+
+def test_a_session_with_a_master_that_is_gone_says_so(tmp_path: Path) -> None:
+    with store_stack(tmp_path) as plain:
+        assert Kill("master").inject(plain).landed
+        with pytest.raises(HarnessError, match="could not connect"), StoreSession(plain, connect_bound_s=1.0):
+            pass
