@@ -38,6 +38,7 @@ EXPLAINED = (
     r"\b(INVALID_|OBJECT_|SEGMENT_|RPC_|TRANSFER_|NO_AVAILABLE_|REPLICA_|CLIENT_|LEASE_)\w+",
     r"(?i)client not available|not available",
     r"(?i)\berror=(object|replica|segment|client|lease|invalid|no_available|transfer|rpc)_?\w*",
+    r"Request \S+ failed with an internal error during generation",  # a request that fails is judged as such
     r"(?i)eject|evict|reconnect|retry|timed? ?out|unreachable|lease expired",
     r"(?i)batch.{0,20}(exist|put|get|query).{0,40}(fail|error)|Failed to (put|get|query|check|submit|remount|mount|ping)",
 )
