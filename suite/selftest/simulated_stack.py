@@ -274,7 +274,7 @@ class SimulatedStack(Stack):
             loaded = keys[local:found]
         wrong = any(self.pool[key] != key for key in loaded) or ("foreign" in self.lies and len(loaded) > 1)
         wrong = wrong or ("wrong-recompute" in self.lies and bool(failed))
-        if "extra" in self.lies and loaded and len(prompt) > 32 * (found + 1):
+        if "extra" in self.lies and found and len(prompt) > 32 * (found + 1):
             found += 1
         held.local.update(loaded)
         return 32 * local, 32 * max(0, found - local), wrong, False
