@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,6 +240,19 @@ def test_an_adapter_with_other_bytes_at_one_path(models: dict[str, str], tmp_pat
     assert pair(a, unread).relation == "UNKNOWN"
 
 
+def test_adapters_that_a_running_engine_lists_count(models: dict[str, str], tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    place.mkdir()
+    (place / "adapter_model.safetensors").write_bytes(b"one")
+    long_ago, now = 1.0, time.time() + 60
+    a, b = (deployed(n, models["base"], loaded={"s": str(place)}, started_s=now) for n in "ab")
+    assert pair(a, b).relation == "shares"
+    old = deployed("b", models["base"], loaded={"s": str(place)}, started_s=long_ago, model_dir=models["base"])
+    found = pair(a, old)
+    assert found.relation == "UNKNOWN"
+    assert any(text.startswith("adapter s") for text in found.why)
+
+
 def test_what_cannot_be_read_is_never_safe(models: dict[str, str]) -> None:
     hub = deployed("a", "org/tiny-base-99d80d42")
     assert pair(hub, deployed("b", models["base"])).relation == "UNKNOWN"
@@ -395,12 +409,18 @@ def test_a_local_engine_is_read_from_its_process(models: dict[str, str], monkeyp
     command = ["vllm", "serve", Path(models["base"]).name, "--kv-transfer-config", json.dumps(TRANSFER)]
     env = {"PYTHONHASHSEED": "3", "API_KEY": "secret"}
     folder = str(Path(models["base"]).parent)
-    monkeypatch.setattr("fixtures.identity_live._process", lambda root: (env, command, folder))
+    monkeypatch.setattr("fixtures.identity_live._process", lambda root: (env, command, folder, time.time()))
     with serving(Path(models["base"]).name) as one, serving(Path(models["base"]).name) as two:
         engines, _ = read_fleet([one, two])
     assert compare_pair(*engines).relation == "shares"
     assert (engines[0].hash_seed, engines[0].block_tokens) == ("3", "32")
     assert "secret" not in repr(engines)
+    # Files that changed after the start are not what the engine holds.
+    monkeypatch.setattr("fixtures.identity_live._process", lambda root: (env, command, folder, 1.0))
+    with serving(Path(models["base"]).name) as one, serving(Path(models["base"]).name) as two:
+        engines, _ = read_fleet([one, two])
+    found = compare_pair(*engines)
+    assert (found.relation, found.why) == ("UNKNOWN", ("weights: unknown / unknown",))
 
 
 def test_the_process_behind_a_port_is_found() -> None:
