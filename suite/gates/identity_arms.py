@@ -16,10 +16,12 @@ own        reader the pool, after a local reset, under its salt     the reader d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from suite.gates.arms import settle_saves
+from suite.workload.prompts import Prompt
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -63,15 +65,8 @@ class Pair:
 def ask_pair(stack: Stack, case_id: str, pair: Pair) -> None:
     """Send all requests of a pair, and record which keys each side wrote (fact ``identity.pair``)."""
     tag, saver, reader = pair.tag, pair.saver, pair.reader
-    block = stack.engines[saver.engine].facts.block_tokens
     prompt = stack.prompts(case_id).fresh(tag, PROMPT_TOKENS)
-    salts = [f"{case_id}.{tag}.own.{i}" for i in (1, 2)]
-    with stack.phase(case_id, f"reference/{tag}"):
-        for salt in salts:
-            stack.save(reader.engine, prompt, role=f"cold/{tag}", **reader.fields(salt))
-        for _ in range(2):
-            stack.ask_measured(reader.engine, prompt, f"native/{tag}", **reader.fields(salts[0]))
-    settle_saves(stack)
+    salts = _ask_references(stack, case_id, tag, reader, prompt)
     before = stack.keys()
     with stack.phase(case_id, f"save/{tag}"):
         stack.save(saver.engine, prompt, role=f"save/{tag}", **saver.fields())
@@ -82,24 +77,71 @@ def ask_pair(stack: Stack, case_id: str, pair: Pair) -> None:
     settle_saves(stack)
     wrote = stack.keys() - saved
     with stack.phase(case_id, f"controls/{tag}"):
-        stack.reset_local_cache(saver.engine)
-        stack.ask_measured(saver.engine, prompt, f"control/{tag}", **saver.fields())
+        _ask_control(stack, tag, saver, prompt)
         if pair.equal is not None:
-            stack.reset_local_cache(pair.equal.engine)
-            stack.ask_measured(pair.equal.engine, prompt, f"control/{tag}", **pair.equal.fields())
-        stack.reset_local_cache(reader.engine)
-        stack.ask_measured(reader.engine, prompt, f"own/{tag}", **reader.fields(salts[0]))
+            _ask_control(stack, tag, pair.equal, prompt)
+        _ask_own(stack, tag, reader, prompt, salts[0])
+    _record(stack, pair, saved - before, wrote)
+
+
+def ask_before_and_after(stack: Stack, case_id: str, pair: Pair, change: Callable[[], None]) -> None:
+    """A pair whose two sides are one engine before and after ``change``. The saver's control comes before it, and the
+    reader's own answers after; the foreign request finds the engine's own cache as the change left it."""
+    tag, saver, reader = pair.tag, pair.saver, pair.reader
+    prompt = stack.prompts(case_id).fresh(tag, PROMPT_TOKENS)
+    settle_saves(stack)
+    before = stack.keys()
+    with stack.phase(case_id, f"save/{tag}"):
+        stack.save(saver.engine, prompt, role=f"save/{tag}", **saver.fields())
+        stack.ask_measured(saver.engine, prompt, f"saver/{tag}", **saver.fields())
+        _ask_control(stack, tag, saver, prompt)
+    saved = stack.keys() - before
+    with stack.phase(case_id, f"change/{tag}"):
+        change()
+    salts = _ask_references(stack, case_id, tag, reader, prompt)
+    then = stack.keys()
+    with stack.phase(case_id, f"foreign/{tag}"):
+        stack.ask_measured(reader.engine, prompt, f"foreign/{tag}", **reader.fields())
+    settle_saves(stack)
+    wrote = stack.keys() - then
+    with stack.phase(case_id, f"controls/{tag}"):
+        _ask_own(stack, tag, reader, prompt, salts[0])
+    _record(stack, pair, saved, wrote)
+
+
+def _ask_references(stack: Stack, case_id: str, tag: str, reader: Party, prompt: Prompt) -> list[str]:
+    """The reader's own answers, under salts that nobody else uses; returns the salts."""
+    salts = [f"{case_id}.{tag}.own.{i}" for i in (1, 2)]
+    with stack.phase(case_id, f"reference/{tag}"):
+        for salt in salts:
+            stack.save(reader.engine, prompt, role=f"cold/{tag}", **reader.fields(salt))
+        for _ in range(2):
+            stack.ask_measured(reader.engine, prompt, f"native/{tag}", **reader.fields(salts[0]))
+    settle_saves(stack)
+    return salts
+
+
+def _ask_control(stack: Stack, tag: str, party: Party, prompt: Prompt) -> None:
+    stack.reset_local_cache(party.engine)
+    stack.ask_measured(party.engine, prompt, f"control/{tag}", **party.fields())
+
+
+def _ask_own(stack: Stack, tag: str, reader: Party, prompt: Prompt, salt: str) -> None:
+    stack.reset_local_cache(reader.engine)
+    stack.ask_measured(reader.engine, prompt, f"own/{tag}", **reader.fields(salt))
+
+
+def _record(stack: Stack, pair: Pair, saved: frozenset[str], wrote: frozenset[str]) -> None:
     stack.fact(
         "identity.pair",
         {
-            "tag": tag,
-            "saver": saver.name,
-            "reader": reader.name,
+            "tag": pair.tag,
+            "saver": pair.saver.name,
+            "reader": pair.reader.name,
             "equal": pair.equal.name if pair.equal else "",
-            "saver_engine": saver.engine,
-            "reader_engine": reader.engine,
-            "block_tokens": block,
-            "saver_keys": sorted(saved - before),
+            "saver_engine": pair.saver.engine,
+            "reader_engine": pair.reader.engine,
+            "saver_keys": sorted(saved),
             "reader_keys": sorted(wrote),
         },
     )

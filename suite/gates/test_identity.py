@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from fixtures.errors import Untestable
 from fixtures.identity_adapters import RANK, ensure_adapter, put_adapter
 from fixtures.identity_variants import (
     LORA_ENV,
     VARIANT,
     load_adapter,
     lora_arguments,
+    unload_adapter,
     variant_engine,
 )
+from fixtures.models import TINY
 from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate
-from suite.gates.identity_arms import Pair, Party, ask_pair
+from suite.gates.identity_arms import Pair, Party, ask_before_and_after, ask_pair
 from suite.gates.identity_settings import AVOID, PROTECTIONS, SETTINGS, merged
 from suite.gates.judging_identity import judge_identity
 
@@ -132,6 +135,10 @@ class Salt(Gate):
         return judge_identity(self, history)
 
 
+RELOADED = "reloaded"
+"""The case whose saver and reader are one engine, before and after an adapter was rolled out in place."""
+
+
 class Adapter(Gate):
     """Claim: KV of one LoRA adapter is reused neither by the base model nor by another adapter, whatever its name.
 
@@ -166,6 +173,10 @@ class Adapter(Gate):
             (("forward", "delta", None, "delta", None), ("backward", "delta", None, "delta", None)),
             "the bytes of an adapter of one name and path",
         ),
+        RELOADED: (
+            (("before-to-after", "echo", None, "echo", None),),
+            "the bytes of an adapter that was unloaded, replaced and loaded again",
+        ),
     }
 
     def cases(self) -> Iterable[Case]:
@@ -177,7 +188,7 @@ class Adapter(Gate):
                 "must_isolate": False,
                 "avoid": "a new path (or name) for every version of an adapter's bytes",
             }
-            yield Case(f"{self.id}.{name}", params, variant="lora")
+            yield Case(f"{self.id}.{name}", params, variant="lora", core=name != RELOADED)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         args = (*base.engines[0].args, *lora_arguments(RANK))
@@ -188,6 +199,10 @@ class Adapter(Gate):
         _load_adapters(stack)
         first, second = stack.names[:2]
         name = case.id.removeprefix(f"{self.id}.")
+        if name == RELOADED:
+            _ask_reloaded(stack, case.id, first, self.CASES[name][0][0][0])
+            stack.scan_logs(case.id)
+            return
         for tag, ours, salt, theirs, other_salt in self.CASES[name][0]:
             saver = Party(first, _text(ours, salt), adapter=ours, salt=salt)
             reader = Party(second, _text(theirs, other_salt), adapter=theirs, salt=other_salt)
@@ -214,9 +229,6 @@ def _load_adapters(stack: Stack) -> None:
     if stack.notes.get("identity.adapters"):
         return
     stack.notes["identity.adapters"] = True
-    from fixtures.errors import Untestable
-    from fixtures.models import TINY
-
     model = stack.spec.engines[0].model
     if model not in TINY:
         raise Untestable("tiny-model", f"the stack serves {model}", "use a stack of tiny models (--stack cpu)")
@@ -230,6 +242,22 @@ def _load_adapters(stack: Stack) -> None:
             stack.ask(
                 engine, stack.prompts("lora-warm-up").fresh(f"{engine}/{name}", 64), "warm-up", extra={"model": name}
             )
+
+
+def _ask_reloaded(stack: Stack, case_id: str, engine: str, tag: str) -> None:
+    """One engine: an adapter is loaded, used, unloaded, its files replaced, and loaded again under its name and path."""
+    before, after = (ensure_adapter(TINY[stack.spec.engines[0].model], seed) for seed in (7, 8))
+    place = stack.directory / "adapters" / "echo"
+    put_adapter(before, place)
+    load_adapter(stack, engine, "echo", place)
+
+    def roll_out() -> None:
+        unload_adapter(stack, engine, "echo")
+        put_adapter(after, place)
+        load_adapter(stack, engine, "echo", place)
+
+    sides = [Party(engine, f"echo, bytes {when} the roll-out", adapter="echo") for when in ("before", "after")]
+    ask_before_and_after(stack, case_id, Pair(tag, *sides), roll_out)
 
 
 OTHER_ENGINE = OtherEngine()
