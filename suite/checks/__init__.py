@@ -6,6 +6,7 @@
 | ``conservation`` | do local + external + computed tokens, and bytes, add up? | conservation |
 | ``sources`` | do response, counters and bytes moved tell one story? | source-disagreement |
 | ``answers`` | is the answer the right one, and could the oracle have seen a wrong one? | wrong-answer, oracle-blind |
+| ``identity`` | was anything reused across engines that differ, and is the reader's answer its own? | foreign-reuse, wrong-answer |
 | ``liveness`` | was every request answered in time, by the same engine? | failed-request, hang, stuck-behind-health, engine-died |
 | ``degrade`` | what did a fault cost? | slow-degrade, unbounded-lookups |
 | ``recovery`` | is the stack well again? | hits-not-back, kv-leak, admission-refused, resource-growth |

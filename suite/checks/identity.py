@@ -7,7 +7,7 @@ request. What it must equal is the reader's own answer, known from requests unde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reports import records as r
 from suite.checks import answers
@@ -115,7 +115,8 @@ def judge_pair(
     """Was anything reused across, and was the reader's answer its own?
 
     minimum_nat: a difference of at least this much (or other tokens) is a wrong answer; below it, reuse across is named as
-    what it is. quiet_nat: honest noise assumed where fewer samples showed less; used for computed answers only.
+    what it is. quiet_nat: honest noise assumed where fewer samples showed less; used for computed answers only, where tokens
+    may also part at a margin below it.
     native_noise: of the stack's own engines, in this run; it widens the reader's own, which rests on few samples.
     cold_limit: limit for an answer of another shape than any of the reader's own.
     """
@@ -128,12 +129,16 @@ def judge_pair(
     apart = compare(pair.saver_native, pair.native[0])
     reference, limit = _reference(pair, native_floor, cold_floor, quiet_nat, cold_limit)
     got = compare(pair.foreign, reference)
+    if limit.kind == "native":
+        wrong = bool(answers.judge_external_vs_native([(pair.foreign, reference)], limit))
+    else:
+        wrong = bool(answers.judge_cold([(pair.foreign, reference)], limit).findings)
     numbers: dict[str, object] = {
         "prompt_tokens": len(pair.foreign.prompt_token_ids),
         "reused_tokens": pair.reuse.tokens,
         "reuse": str(pair.reuse),
         "answer_differs_nat": got.max_nat,
-        "limit_nat": limit,
+        "limit_nat": limit.max_nat,
         "native_floor_nat": native_floor.max_nat,
         "saver_and_reader_differ_nat": apart.max_nat,
     }
@@ -159,9 +164,8 @@ def judge_pair(
             " the setting had no effect, and nothing is proven"
         )
         findings.append(finding(r.FindingCode.NO_PRESSURE, message, **numbers))
-    wrong = got.max_nat > limit or got.parted
     if wrong:
-        findings.append(_wrong(pair, got, limit, minimum_nat, evidence))
+        findings.append(_wrong(pair, got, limit.max_nat, minimum_nat, evidence))
     elif pair.reuse.any:
         verdict = _unproven(pair, rule, alike=alike)
         if verdict:
@@ -180,13 +184,14 @@ def _reference(
     cold_floor: answers.Floor,
     quiet_nat: float,
     cold_limit: answers.Floor,
-) -> tuple[r.Observation, float]:
-    """The reader's own answer of the same shape as the foreign one, and by how much (nat) they may differ."""
+) -> tuple[r.Observation, answers.Floor]:
+    """The reader's own answer of the same shape as the foreign one, and how far the two may be apart."""
     if not pair.reuse.any:
-        return pair.cold[0], max(cold_floor.max_nat, quiet_nat)
+        noise = max(cold_floor.max_nat, native_floor.max_nat, quiet_nat)
+        return pair.cold[0], replace(cold_floor, max_nat=noise)
     if not pair.reuse.loads_failed and pair.foreign.cached_tokens == pair.native[0].cached_tokens:
-        return pair.native[0], native_floor.max_nat
-    return pair.cold[0], max(cold_limit.max_nat, cold_floor.max_nat)
+        return pair.native[0], native_floor
+    return pair.cold[0], replace(cold_floor, max_nat=max(cold_limit.max_nat, cold_floor.max_nat))
 
 
 def _unproven(pair: PairAnswers, rule: PairRule, *, alike: bool) -> str:

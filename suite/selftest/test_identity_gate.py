@@ -82,6 +82,15 @@ def test_an_answer_that_is_not_the_readers_own_is_wrong_even_where_no_source_adm
     assert judged(Made(foreign_top=MIXED)).finding == CODE.WRONG_ANSWER
 
 
+def test_computed_answers_may_part_within_noise_and_read_ones_may_not() -> None:
+    """A tie that falls the other way: margins below the assumed noise."""
+    tied = ((7, -0.1), (8, -0.11), (9, -4.0))
+    other = ((8, -0.1), (7, -0.11), (9, -4.0))
+    fields: dict[str, Any] = {"reader_top": tied, "saver_top": THEIRS}
+    assert judged(Made(**fields, foreign_top=other)).outcome is r.Outcome.PASS
+    assert judged(shared(**fields, foreign_top=other)).finding == CODE.WRONG_ANSWER
+
+
 @pytest.mark.parametrize(
     "broken",
     [
