@@ -19,8 +19,9 @@ victims that were sent together has its first token, so that the others are bein
 all engines, from before the baseline until the end of the fault.
 """
 
-Topology = Literal["standalone", "embedded", "ha", "proxied"]
-"""``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``embedded``:
+Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied"]
+"""``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``rejoin``: the same
+with fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
 upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
 a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host)."""
 
@@ -130,7 +131,7 @@ CORE: tuple[Cell, ...] = (
     Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
     Cell(OWNER, "freeze", "idle", "after-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; thawed after the master dropped it, its blocks must not be served from a stale listing"),
     Cell(OWNER, "freeze", "load", "before-ttl", core=True, why="a transfer stops in its middle and goes on 5 s later: what was waited for must be whole"),
-    Cell(OWNER, "restart", "busy", "none", core=True, why="new memory under the old address while old keys are still listed: the shortest way to a wrong answer"),
+    Cell(OWNER, "restart", "busy", "none", topology="rejoin", core=True, why="new memory under the old name: engines that remember where it was may read or write the wrong place, or nowhere"),
     Cell(OWNER, "stop", "idle", "after-ttl", core=True, why="planned drain: an orderly stop must cost no more than a lookup"),
     Cell(PEER, "freeze", "idle", "after-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
     Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
@@ -191,6 +192,8 @@ def full_matrix() -> Iterator[Cell]:
             yield Cell(target, fault, "idle", "after-ttl", topology="embedded", policy="upstream")
         yield Cell(OWNER, fault, "idle", "after-ttl", policy="upstream")
         yield Cell(OWNER, fault, "idle", "after-ttl", joiner=True)
+        yield Cell(OWNER, fault, "idle", "after-ttl", topology="rejoin")
+    yield Cell(OWNER, "stop", "idle", "after-ttl", topology="rejoin")
     yield from pairs()
 
 

@@ -21,7 +21,8 @@ runs the core; `make gates-full` all of it. Runs write one drawing a cell into `
 
 | topology | what it is |
 |---|---|
-| standalone | the pool's memory belongs to an owner process with fixed ports: an engine's death loses nothing, a restarted owner is back under its old address with new memory |
+| standalone | the pool's memory belongs to an owner process: an engine's death loses nothing |
+| rejoin | standalone with fixed ports: a restarted owner is back under its old name, with new memory (upstream's default draws a new name) |
 | embedded | upstream's default: each engine gives memory to the pool |
 | proxied | standalone, with a fault proxy between every client and the master |
 | ha | several masters, one elected through etcd |

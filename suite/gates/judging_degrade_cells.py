@@ -79,7 +79,7 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "faults": lambda: check_landed(history),
         "pressure": lambda: pressure(history, cell),
-        "visible": lambda: visible_findings(history),
+        "visible": lambda: saved_before(history),
         "control": lambda: control(history),
         "oracle": oracle.check,
         "clock": lambda: liveness.check_clock(history.observations()),
@@ -177,6 +177,13 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
     if cell.phase == "busy":
         found += faults.no_pressure("requests of steady traffic", sum(kind(o) == "traffic" for o in degraded), 3)
     return found
+
+
+def saved_before(history: History) -> list[r.Finding]:
+    """Everything that was saved before the fault became visible. Saves after it are ``hits-back``'s business."""
+    begin = next((f.t_s for f in history.faults("inject")), None)
+    kept = [x for x in history.records if not isinstance(x, r.WaitRecord) or begin is None or x.t_s < begin]
+    return visible_findings(History(kept, before=history.before))
 
 
 def failed_loads(history: History) -> float:
