@@ -88,14 +88,7 @@ class Pressure(Gate):
         yield Case(f"{self.id}.short-lease", {"lease_ms": SHORT_LEASE_MS}, variant="short-lease", core=False)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
-        engine = base.engines[0]
-        maximum_bytes = kv_bytes_per_token(engine.model) * engine.max_model_len
-        spec = base.with_all_engines(kv_cache_bytes=int(CACHE_OF_MAXIMUM * maximum_bytes))
-        if spec.store is None:
-            return spec
-        return spec.with_store(
-            segment_bytes=int(SEGMENT_OF_MAXIMUM * maximum_bytes), kv_lease_ttl_ms=case.params["lease_ms"]
-        )
+        return tiny_caches(base, case.params["lease_ms"])
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack, planted=False)
@@ -134,6 +127,16 @@ class Pressure(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         return judge_pressure(self, history)
+
+
+def tiny_caches(base: StackSpec, lease_ms: int) -> StackSpec:
+    """The stack with caches far below the working set: an engine's, and its share of the pool."""
+    engine = base.engines[0]
+    maximum_bytes = kv_bytes_per_token(engine.model) * engine.max_model_len
+    spec = base.with_all_engines(kv_cache_bytes=int(CACHE_OF_MAXIMUM * maximum_bytes))
+    if spec.store is None:
+        return spec
+    return spec.with_store(segment_bytes=int(SEGMENT_OF_MAXIMUM * maximum_bytes), kv_lease_ttl_ms=lease_ms)
 
 
 def kv_bytes_per_token(model: str) -> int:

@@ -133,6 +133,11 @@ class SimulatedStack(Stack):
             self.record(r.LogLine(unit="e0", line_number=number, text=text, category="", case_id=case_id, t_s=t_s))
         self.fact("logs.scanned", {"e0": 10})
 
+    def health(self, engine: str, deadline_s: float = 5.0) -> r.HealthProbe:
+        probe = r.HealthProbe(engine=engine, t_s=time.monotonic(), http_status=200, elapsed_s=0.001)
+        self.record(probe)
+        return probe
+
     def snapshot_processes(self, unit: str, label: str) -> r.ProcessSnapshot:
         pid = 77 if label == "after" and "died" in self.lies else 7
         taken = r.ProcessSnapshot(
@@ -222,7 +227,9 @@ class SimulatedStack(Stack):
         engine, held = request.engine, self.held[request.engine]
         if "refuses-long" in self.lies and request.role == "maximum-length":
             return {"http_status": 400, "error": "http 400: too long"}
-        if "stalls" in self.lies and request.role == "load/5":
+        if ("stalls" in self.lies and request.role == "load/5") or (
+            "starves" in self.lies and request.role == "bystander"
+        ):
             return {"http_status": None, "timed_out": True, "error": "deadline: 60 s ran out"}
         salt = None if "no-salt" in self.lies else request.cache_salt
         choices = int(body.get("n") or 1)

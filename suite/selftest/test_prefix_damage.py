@@ -12,6 +12,7 @@ from suite.gates.judging_integrity import EXPLAINS
 from suite.gates.judging_restart import HELD, held_before
 from suite.gates.test_integrity import INTEGRITY
 from suite.gates.test_pressure import PRESSURE
+from suite.gates.test_readmission import READMISSION
 from suite.gates.test_restart import RESTARTED
 from suite.selftest.samples import observation
 from suite.selftest.simulated_stack import DAMAGED, SimulatedStack, run_case
@@ -113,6 +114,41 @@ def test_pressure_that_does_no_harm_passes() -> None:
 )
 def test_harm_under_pressure_is_named(lie: str, outcome: r.Outcome, finding: r.FindingCode) -> None:
     verdict = run_case(PRESSURE, "P.pressure.evicting", [lie])
+    assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
+
+
+# Readmission --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def readmission(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the case of P.readmission."""
+    monkeypatch.setattr("suite.gates.test_readmission.prove_healthy", well)
+    return lambda *lies: run_case(READMISSION, "P.readmission.half-cache", lies)
+
+
+def test_a_failed_load_that_is_recomputed_passes(readmission: Any) -> None:
+    verdict = readmission("checksum")
+    assert verdict.outcome is Out.PASS, verdict.findings
+    assert verdict.numbers["failed_loads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lies", "outcome", "finding"),
+    [
+        ([], Out.FAIL, F.HANG),
+        (["checksum", "starves"], Out.FAIL, F.HANG),
+        (["checksum", "wrong-recompute"], Out.FAIL, F.WRONG_ANSWER),
+        (["checksum", "ill"], Out.FAIL, F.HITS_NOT_BACK),
+        (["checksum", "crash"], Out.FAIL, F.UNEXPLAINED_LOG),
+        (["idle-damage"], Out.HARNESS_ERROR, F.FAULT_DID_NOT_LAND),
+        (["zero-hits"], Out.HARNESS_ERROR, F.NO_PRESSURE),
+    ],
+)
+def test_harm_of_a_failed_load_is_named(
+    readmission: Any, lies: list[str], outcome: r.Outcome, finding: r.FindingCode
+) -> None:
+    verdict = readmission(*lies)
     assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
 
 
