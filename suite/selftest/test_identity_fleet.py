@@ -15,18 +15,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fixtures.errors import UsageError
-from fixtures.identity import main, read_fleet
+from fixtures.identity import deployed_of, main, read_fleet
 from fixtures.identity_arguments import parse
 from fixtures.identity_keys import RANDOM_SEED, Rank, block_hashes, effective_seed, key_prefix, ranks
 from fixtures.identity_model import EngineIdentity, Relationship, compare_pair
 from fixtures.identity_sources import Deployed, identity_of
 from fixtures.identity_weights import effective_config, file_digest
-from fixtures.models import ensure_model
+from fixtures.models import ensure_model, resolve_model
+from fixtures.spec import load_spec
+from suite.gates.identity_settings import PROTECTIONS, SETTINGS, merged
+from suite.gates.test_identity import OTHER_ENGINE
 
 pytestmark = pytest.mark.selftest
 
@@ -443,3 +447,49 @@ def test_identities_know_their_weights_by_content(models: dict[str, str], tmp_pa
     assert a.content["weights"] == b.content["weights"]
     (copied / "model.safetensors").write_bytes(b"other")
     assert identity_of(deployed("b", str(copied))).content["weights"] != a.content["weights"]
+
+
+# The gates' own table ------------------------------------------------------------------------------------------------
+FORETOLD = {
+    "weights.default": "UNSAFE",
+    "weights.prefix": "apart",
+    "weights.tenant": "UNSAFE",
+    "position.default": "UNSAFE",
+    "position.prefix": "apart",
+    "dtype.default": "UNSAFE",
+    "dtype.prefix": "apart",
+    "kv-dtype.default": "UNSAFE",
+    "kv-dtype.prefix": "apart",
+    "quantization.default": "UNSAFE",
+    "block-size.default": "lost",
+    "hash-algorithm.default": "lost",
+    "tokenizer.default": "shares",
+    "tensor-parallel.default": "UNSAFE",
+    "pipeline-parallel.default": "UNSAFE",
+}
+"""What the key model says of every case of ``I.engine`` that needs no second environment. What engines did: docs/track-record.md."""
+
+
+def test_the_gates_cases_are_all_foretold() -> None:
+    names = {c.id.removeprefix("I.engine.") for c in OTHER_ENGINE.cases() if not c.needs}
+    assert names == set(FORETOLD)
+
+
+@pytest.mark.parametrize(("name", "relation"), FORETOLD.items())
+def test_the_key_model_foretells_a_gates_case(
+    name: str, relation: str, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVGATES_CACHE", str(Path(models["base"]).parents[2]))
+    spec = load_spec("cpu")
+    model = resolve_model(spec.engines[0].model)
+    stack: Any = SimpleNamespace(spec=spec, names=["e0", "e1"], engines={"e0": SimpleNamespace(model=model)})
+    key, protection = name.split(".")
+    shield = PROTECTIONS[protection]
+    changes = merged(spec.engine("e1"), {**SETTINGS[key].changes(stack), **shield.changes})
+    changes.pop("kv_bytes_per_token", None)
+    ours, theirs = deployed_of(spec.with_engine("e1", **changes), "cpu")
+    if shield.tenant_id:
+        theirs = dataclasses.replace(
+            theirs, store_config={**(theirs.store_config or {}), "tenant_id": shield.tenant_id}
+        )
+    assert pair(ours, theirs).relation == relation
