@@ -224,6 +224,18 @@ def test_roles_and_ranks_give_directions(models: dict[str, str]) -> None:
     assert (staged.relation, staged.directions) == ("UNSAFE", ("one <- two",))
 
 
+def test_a_connector_inside_another_is_found(models: dict[str, str]) -> None:
+    inner = {**TRANSFER, "kv_connector_extra_config": {"cache_prefix": "p"}}
+    several = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    nested = deployed("n", models["base"], transfer=several, extra={"connectors": [{"kv_connector": "X"}, inner]})
+    assert (identity_of(nested).cache_prefix, identity_of(nested).reads) == ("p", True)
+    assert pair(nested, deployed("b", models["sibling"])).relation == "apart"
+    assert pair(nested, deployed("b", models["sibling"], extra={"cache_prefix": "p"})).relation == "UNSAFE"
+    other = identity_of(deployed("o", models["base"], transfer={"kv_connector": "OffloadingConnector"}))
+    assert not other.reads
+    assert "its keys are not known here" in other.notes[0]
+
+
 def test_an_adapter_with_other_bytes_at_one_path(models: dict[str, str], tmp_path: Path) -> None:
     places = []
     for content in (b"one", b"two"):
