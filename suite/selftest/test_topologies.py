@@ -17,6 +17,7 @@ from fixtures.stack import Stack
 from fixtures.store_builder import serves
 from fixtures.store_units import Store
 from fixtures.stores import CLIENT_DATA_PORTS
+from reports import records as r
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import SEGMENT_BYTES, store_stack
 
@@ -68,6 +69,12 @@ def test_a_restarted_owner_with_fixed_ports_is_back_under_its_old_name(tmp_path:
         until(lambda: len(stack.store.admin.segment_list()) == 1 if stack.store else False)
         (after,) = stack.store.admin.segment_list()
         assert after.name == before.name
+        first, second = (
+            x.value for x in stack.notes["records"] if isinstance(x, r.Fact) and x.name == "owner.endpoint"
+        )
+        assert (first["port"], first["port_before"]) == (before.port, 0)
+        assert (second["port"], second["port_before"]) == (after.port, before.port)
+        assert second["same"] == (after.port == before.port)
         assert abs(after.port - before.port) < CLIENT_DATA_PORTS  # one of the few
 
 
