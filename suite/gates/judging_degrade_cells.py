@@ -94,7 +94,7 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
         "kv": lambda: [f for name in survivors for f in kv_returned(history, name)],
         "logs": lambda: unexplained_logs(history),
     }
-    findings = ordered(run(checks))
+    findings, unattributed = attributed(run(checks))
     shape = envelope(history, judged, baseline(history), budget_spec(history))
     spec = budget_spec(history)
     why = explanation(history, findings)
@@ -110,9 +110,29 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
         wanted=f"200, the cold answer, TTFT at most max({spec['ttft_factor']:g} x cold, cold +"
         f" {spec['ttft_extra_s']:g} s), and the stack well again",
         numbers={**shape, **resources(history), **oracle.numbers()},
-        notes=tuple(notes(history, cell, victims, oracle)),
+        notes=(*unattributed, *notes(history, cell, victims, oracle)),
         **why,
     )
+
+
+TIMED = frozenset(
+    {
+        r.FindingCode.SLOW_DEGRADE,
+        r.FindingCode.HANG,
+        r.FindingCode.STUCK_BEHIND_HEALTH,
+        r.FindingCode.UNBOUNDED_LOOKUPS,
+        r.FindingCode.HITS_NOT_BACK,
+    }
+)
+"""What a host that is too busy to read from the pool in time looks like, without any fault."""
+
+
+def attributed(found: Sequence[r.Finding]) -> tuple[tuple[r.Finding, ...], tuple[str, ...]]:
+    """(findings in order, notes). Where the control failed, what is a matter of time cannot be laid at the fault's door."""
+    if not any(f.code is r.FindingCode.NO_CONTROL for f in found):
+        return ordered(found), ()
+    kept = [f for f in found if f.code not in TIMED]
+    return ordered(kept), tuple(f"without a control: {f.code}: {f.message}" for f in found if f.code in TIMED)
 
 
 def judged_requests(history: History) -> list[r.Observation]:

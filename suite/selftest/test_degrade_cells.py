@@ -254,6 +254,15 @@ def test_good_again_is_after_the_last_bad_one() -> None:
     assert "good_again_s" not in all_bad.numbers
 
 
+def test_without_a_control_time_is_nobody_s_fault_but_a_wrong_answer_is() -> None:
+    control = dropped(r.Observation, role="control/0")
+    slow = judged(FREEZE, control, late("victim/1", 5.0), VICTIM_HANGS)
+    assert slow.outcome is r.Outcome.INCONCLUSIVE
+    assert any(note.startswith("without a control: hang") for note in slow.notes)
+    assert judged(OWNED, control, changed("victim/1", top_logprobs=WRONG)).finding == "wrong-answer"
+    assert judged(OWNED, control, changed("victim/1", http_status=500, error="x")).finding == "failed-request"
+
+
 def test_a_pair_needs_both_faults_to_meet_what_they_are_meant_to_meet() -> None:
     pair = next(cell for cell in cells.pairs() if (cell.target, cell.second) == (cells.MASTER, "owner-kill"))
     assert pair.parts == (("master", pair.fault), ("owner", "kill"))
