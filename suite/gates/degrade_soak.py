@@ -25,12 +25,11 @@ from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade_cells import (
     baseline,
     budget_spec,
-    check_landed,
     same_engine,
-    surviving,
     twins,
     unexplained_logs,
 )
+from suite.gates.judging_degrade_pressure import check_landed, surviving
 from suite.gates.oracle import Oracle
 
 if TYPE_CHECKING:
