@@ -4,8 +4,8 @@
 phase      what is done
 ========== ===========================================================================================================
 save       victims are saved by ``saver``; the store's own replica lists say which unit holds their blocks
-baseline   the first beat of the fault's schedule with fresh prompts and nothing broken: what requests cost here
 control    a saved prompt is read by ``reader`` from the pool, in full
+baseline   the first beat of the fault's schedule with fresh prompts and nothing broken: what requests cost here
 degraded   the fault; then beats: victims on ``reader``, a bystander on every engine that lives, health asked meanwhile
 recovery   the fault is healed; first good answer, victims asked after it, hits, a joiner where the cell has one
 after      longest request, idle KV cache, processes, sockets, threads, memory
@@ -59,9 +59,9 @@ class CellCollector(Recovery):
         with stack.phase(self.case_id, "settings"):
             self._snapshot_all("before")
         self._phase_save()
+        self._phase_control()
         with self._traffic() as traffic:
             self._phase_baseline()
-            self._phase_control()
             self._phase_degraded(traffic)
             if not cell.left_broken:
                 self._phase_recovery(traffic)
@@ -151,6 +151,7 @@ class CellCollector(Recovery):
                 self._await_all()
 
     def _phase_control(self) -> None:
+        """Before any other request: whose saves are late would be taken for those of the control's prompt."""
         stack, plan = self.stack, self.plan
         with stack.phase(self.case_id, "control"):
             prompt = self.prompts.fresh("control/0", VICTIM_TOKENS)
