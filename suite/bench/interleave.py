@@ -76,7 +76,7 @@ class Interleaving:
         self.proxies = proxies
         self.engine = dict(zip(SIDES, plan.engines, strict=True))
         self._counted: dict[str, float] = {}
-        self.prompts = stack.prompts("interleave", plan.engines[0])
+        self.prompts = stack.prompts(f"interleave/{plan.out.name}/{plan.slow}", plan.engines[0])
         for side in SIDES:
             served = stack.engines[self.engine[side]].facts.served_model
             stack.client.set_target(self._target(side), Target(proxies[side].url, served))
@@ -213,11 +213,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=at_least(1), default=1000, help="of each prompt (default: 1000)")
     parser.add_argument("--sessions", type=at_least(1), default=3, help="runs a side (default: 3)")
     parser.add_argument("--blocks", type=at_least(1), default=40, help="of a session (default: 40)")
-    parser.add_argument("--slow", type=at_least(0, float), default=0.0, help="part by which side B is slowed down")
+    parser.add_argument(
+        "--slow", type=at_least(0, float), nargs="+", default=[0.0], metavar="PART",
+        help="part by which side B is slowed down; several: one after another on one stack, in OUT/slow-PART",
+    )  # fmt: skip
     try:
         options = parser.parse_args(argv)
-        plan = _plan(options)
-        _run(plan, options.stack)
+        plans = _plans(options)
+        _run(plans, options.stack)
     except UsageError as exc:
         tell(f"interleave: {exc}")
         return 4
@@ -226,31 +229,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 12
     except SystemExit:
         return 0
-    tell(f"compare them: python -m reports compare {plan.out / 'A'} {plan.out / 'B'}")
+    for plan in plans:
+        tell(f"compare them: python -m reports compare {plan.out / 'A'} {plan.out / 'B'}")
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plans(options: argparse.Namespace) -> list[Plan]:
     names = options.engines.split(",")
     if len(names) != 2:
         raise UsageError(f"--engines {options.engines}: give two names with a comma, e.g. e0,e1")
     if options.out.exists() and any(options.out.iterdir()):
         raise UsageError(f"{options.out}: is not empty; give a new folder")
-    return Plan(options.out, options.tokens, options.sessions, options.blocks, options.slow, (names[0], names[1]))
+    several = len(options.slow) > 1
+    return [
+        Plan(
+            options.out / f"slow-{slow:g}" if several else options.out,
+            options.tokens,
+            options.sessions,
+            options.blocks,
+            slow,
+            (names[0], names[1]),
+        )
+        for slow in options.slow
+    ]
 
 
-def _run(plan: Plan, stack: str) -> None:
+def _run(plans: list[Plan], stack: str) -> None:
     from fixtures.progress import open_progress  # why here: a usage error needs no stack
     from fixtures.spec import load_spec
     from fixtures.stack_pool import StackPool
 
     spec = load_spec(stack)
-    count = 1 + max((i for i, e in enumerate(spec.engines) if e.name in plan.engines), default=0)
+    count = 1 + max((i for i, e in enumerate(spec.engines) if e.name in plans[0].engines), default=0)
     recorder = Recorder()
     progress = open_progress(prefix="")
-    pool = StackPool(plan.out / "stack", recorder, progress)
+    pool = StackPool(plans[0].out / "stack", recorder, progress)
     try:
-        make(pool.acquire(spec.with_engine_count(count)), plan, recorder)
+        running_stack = pool.acquire(spec.with_engine_count(count))
+        for plan in plans:
+            make(running_stack, plan, recorder)
     finally:
         pool.close()
         progress.close()

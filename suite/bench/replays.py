@@ -142,9 +142,8 @@ def send_trace(
     return found
 
 
-def measure(stack: Stack, case_id: str, cell: Cell, requests: int) -> Measured | None:
-    """One replay between two readings of all counters; written down as a fact. None when no request was answered whole."""
-    names = stack.names[: cell.engines]
+def measure(stack: Stack, case_id: str, cell: Cell, requests: int, names: list[str]) -> Measured | None:
+    """One replay against the engines ``names`` between two readings of all counters; written down as a fact. None when no request was answered whole."""
     facts = stack.engines[names[0]].facts
     trace = trace_of(cell.share, requests, facts.block_tokens, facts.max_model_len)
     analyser = Analyser(facts.block_tokens, facts.block_tokens)

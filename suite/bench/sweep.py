@@ -1,8 +1,9 @@
 """The baseline that any pool must beat: sharing x cache size x engines, with the pool and without; and a concurrency ladder.
 
-A case of ``B.sweep`` is one stack: native or pool, with an ample or a constrained cache of each engine's own. On it all shares are
-replayed against one engine and against all (with one, the others idle: they are there, and in a pool their memory is). The same
-traces go to every stack, so hit rates compare as counts. ``B.promise`` reads what the run's sweep measured.
+A case of ``B.sweep`` is one stack, native or pool. Cells of one engine share a stack: the first engine's own cache is ample, the last
+one's constrained, and each is replayed against alone (the other idles: it is there, and in a pool its memory is). Cells of all engines
+have a stack for each cache size. The same traces go to every stack, so hit rates compare as counts. ``B.promise`` reads what the
+run's sweep measured.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 SHARES = (0, 50, 90)
-STACKS = (("native", "ample"), ("native", "constrained"), ("pool", "constrained"), ("pool", "ample"))
-"""In this order: what the promise is judged by comes first."""
 REQUESTS = 24
 CONCURRENCY_AN_ENGINE = 2
 CONSTRAINED_BLOCKS = 96
@@ -50,17 +49,19 @@ LEAST_LOSS = 0.05
 
 
 def sweep_stack(base: StackSpec, arm: str, cache: str) -> StackSpec:
-    """The stack of one arm and cache size."""
+    """The stack of one arm. cache: that of every engine, or ``pair``: ample on the first engine, constrained on the last."""
     from fixtures.models import resolve_model  # why here: models need numpy, and judging needs none
 
     engine = base.engines[0]
-    changes: dict[str, Any] = {"max_model_len": SWEEP_MAX_LEN}
-    if cache == "constrained":
-        per_token = resolve_model(engine.model).kv_bytes_per_token()
-        changes["kv_cache_bytes"] = CONSTRAINED_BLOCKS * engine.block_tokens * per_token
+    constrained = CONSTRAINED_BLOCKS * engine.block_tokens * resolve_model(engine.model).kv_bytes_per_token()
+    spec = base.with_all_engines(max_model_len=SWEEP_MAX_LEN)
     if arm == "native":
-        return base.with_all_engines(**changes, connector="native").with_changes(store=None)
-    return base.with_all_engines(**changes)
+        spec = spec.with_all_engines(connector="native").with_changes(store=None)
+    if cache == "constrained":
+        return spec.with_all_engines(kv_cache_bytes=constrained)
+    if cache == "pair":
+        return spec.with_engine(spec.engines[-1].name, kv_cache_bytes=constrained)
+    return spec
 
 
 class Sweep(Gate):
@@ -79,13 +80,15 @@ class Sweep(Gate):
         "in the baseline sweep all requests are answered, sources add up, and no more is reused than the traces repeat"
     )
     needs_pool = False
-    min_engines = 1
     proof = ()
 
     def cases(self) -> Iterable[Case]:
-        for arm, cache in STACKS:
-            params = {"arm": arm, "cache": cache}
-            yield Case(f"{self.id}.{arm}-{cache}", params, variant=f"{arm}-{cache}", core=False)
+        for arm in ("native", "pool"):
+            yield Case(f"{self.id}.{arm}-e1", {"arm": arm, "cache": "pair"}, variant=f"{arm}-pair", core=False)
+        for cache in ("ample", "constrained"):
+            for arm in ("native", "pool"):
+                params = {"arm": arm, "cache": cache}
+                yield Case(f"{self.id}.{arm}-{cache}-all", params, variant=f"{arm}-{cache}", core=False)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return sweep_stack(base, case.params["arm"], case.params["cache"])
@@ -93,18 +96,25 @@ class Sweep(Gate):
     def collect(self, stack: Stack, case: Case) -> None:
         warm_up(stack, case.id)
         results: list[dict[str, Any]] = []
-        for engines in sorted({1, len(stack.names)}):
+        for cache, names in self._engines(stack, case.params["cache"]):
             for share in SHARES:
                 cell = Cell(
                     arm=case.params["arm"],
-                    cache=case.params["cache"],
-                    engines=engines,
+                    cache=cache,
+                    engines=len(names),
                     share=share,
-                    concurrency=CONCURRENCY_AN_ENGINE * engines,
+                    concurrency=CONCURRENCY_AN_ENGINE * len(names),
                 )
-                results += results_of(measure(stack, case.id, cell, REQUESTS))
+                results += results_of(measure(stack, case.id, cell, REQUESTS, names))
         stack.fact(RESULTS, results)
         stack.scan_logs(case.id)
+
+    @staticmethod
+    def _engines(stack: Stack, cache: str) -> list[tuple[str, list[str]]]:
+        """Cache size and engines of each round of replays."""
+        if cache == "pair":
+            return [("ample", stack.names[:1]), ("constrained", stack.names[-1:])]
+        return [(cache, stack.names)]
 
     def judge(self, history: History) -> r.Verdict:
         return judge_replays(self, history)
@@ -139,7 +149,7 @@ class Ladder(Gate):
                 share=case.params["share"],
                 concurrency=concurrency,
             )
-            results += results_of(measure(stack, case.id, cell, case.params["requests"]))
+            results += results_of(measure(stack, case.id, cell, case.params["requests"], stack.names))
         stack.fact(RESULTS, results)
         stack.scan_logs(case.id)
 
@@ -159,17 +169,16 @@ class Promise(Gate):
 
     id = "B.promise"
     claim = "with constrained caches the pool gives back at least the threshold's part of the hits lost"
-    min_engines = 1
     proof = ()
 
     def cases(self) -> Iterable[Case]:
-        for share in SHARES[1:]:
-            for engines in (1, 2):
-                params = {"share": share, "engines": engines}
-                yield Case(f"{self.id}.s{share}-e{engines}", params, variant="pool-constrained", core=False)
+        for engines, cache in ((1, "pair"), (2, "constrained")):
+            for share in SHARES[1:]:
+                params = {"share": share, "engines": engines, "cache": cache}
+                yield Case(f"{self.id}.s{share}-e{engines}", params, variant=f"pool-{cache}", core=False)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
-        return sweep_stack(base, "pool", "constrained")
+        return sweep_stack(base, "pool", case.params["cache"])
 
     def collect(self, stack: Stack, case: Case) -> None:
         with stack.phase(case.id, "nothing of its own"):
