@@ -29,6 +29,7 @@ from suite.gates.degrade_cells import READER, Cell
 from suite.gates.degrade_plan import DOOMED, RETURNED, SHORT_TOKENS, VICTIM_TOKENS
 from suite.gates.degrade_recovery import HITS_SOURCE, KV_IDLE_BOUND_S, Recovery
 from suite.gates.degrade_traffic import Traffic
+from suite.gates.stalls import StallWatch
 from suite.workload.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CellCollector(Recovery):
 
     def collect(self) -> None:
         """All phases, in order."""
-        with self.plan.resources:
+        with self.plan.resources, StallWatch(self.stack):
             self._collect()
 
     def _collect(self) -> None:

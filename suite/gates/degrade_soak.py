@@ -31,6 +31,7 @@ from suite.gates.judging_degrade_cells import (
 )
 from suite.gates.judging_degrade_pressure import check_landed, surviving
 from suite.gates.oracle import Oracle
+from suite.gates.stalls import StallWatch, stalled, stalls_of
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -99,6 +100,11 @@ def replay_command(params: dict[str, Any]) -> str:
 
 def collect_soak(stack: Stack, case_id: str, params: dict[str, Any]) -> None:
     """Faults until the time is over, or until the stack is not well any more. Decides nothing."""
+    with StallWatch(stack):
+        _collect(stack, case_id, params)
+
+
+def _collect(stack: Stack, case_id: str, params: dict[str, Any]) -> None:
     from suite.gates.degrade_collect import CellCollector
     from suite.gates.degrade_traffic import Traffic
 
@@ -210,7 +216,8 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
     oracle = Oracle(history)
     turns = [fact.value for fact in history.facts("soak.turn")]
     traffic = [o for o in history.observations(phase="soak") if o.role == "traffic"]
-    quiet = [o for o in traffic if not _overlaps(o, turns)]
+    stalls = stalls_of(history) or []
+    quiet = [o for o in traffic if not _overlaps(o, turns) and not stalled(o, stalls)]
     spec = budget_spec(history)
     checks = {
         "faults": lambda: check_landed(history),
@@ -246,6 +253,7 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
             "faults": len(turns),
             "requests": len(traffic),
             "requests_outside_faults": len(quiet),
+            "requests_while_the_host_stood_still": sum(stalled(o, stalls) for o in traffic),
             "failed_inside_faults": sum(not o.ok and not o.timed_out for o in inside),
             "unanswered_inside_faults": sum(o.timed_out for o in inside),
             "seed": history.case.params["seed"],

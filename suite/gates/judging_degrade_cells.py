@@ -21,6 +21,7 @@ from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade import cold_pairs, control
 from suite.gates.judging_degrade_pressure import check_landed, kind, pressure, saved_before, surviving
 from suite.gates.oracle import Oracle
+from suite.gates.stalls import stalls_of
 
 JUDGED = ("victim", "bystander", "saving", "traffic", "returned")
 """Kinds of requests that have to be answered right, in time and within budget, whatever was done to the stack."""
@@ -73,7 +74,7 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
         "faults": lambda: check_landed(history),
         "pressure": lambda: pressure(history, cell),
         "visible": lambda: saved_before(history),
-        "control": lambda: control(history),
+        "control": lambda: control(history) + stood_still(history),
         "oracle": oracle.check,
         "clock": lambda: liveness.check_clock(history.observations()),
         "liveness": lambda: liveness.check_liveness(judged),
@@ -227,6 +228,22 @@ def resources(history: History) -> dict[str, Any]:
                 "rss_mib": [before.rss_bytes >> 20, after.rss_bytes >> 20],
             }
     return {"resources": found} if found else {}
+
+
+def stood_still(history: History) -> list[r.Finding]:
+    """The host had time for its processes from the fault on; else nothing that took long can be laid at the fault's door."""
+    begin = next((f for f in history.faults("inject")), None)
+    stalls = [s for s in stalls_of(history) or [] if begin is not None and s["from_s"] + s["stall_s"] >= begin.t_s]
+    if not stalls:
+        return []
+    longest = max(stalls, key=lambda s: float(s["stall_s"]))
+    return [
+        finding(
+            r.FindingCode.NO_CONTROL,
+            f"the host stood still {len(stalls)} times, once for {longest['stall_s']:g} s: the suite itself was given no core",
+            stalls=stalls[:10],
+        )
+    ]
 
 
 # Is it well again? --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from suite.gates.degrade_cells import MASTER, Cell
 from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade_cells import baseline, budget_spec, twins, unexplained_logs
 from suite.gates.oracle import Oracle
+from suite.gates.stalls import StallWatch, stalled, stalls_of
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -56,7 +57,10 @@ class RollingRestart(Gate):
         collector = CellCollector(stack, case.id, Cell(MASTER, "freeze", topology=case.params["topology"]))
         collector.prepare()
         deadline_s = collector.plan.deadline_s
-        with Traffic(stack, case.id, collector.prompts, stack.names, "baseline", deadline_s) as traffic:
+        with (
+            StallWatch(stack),
+            Traffic(stack, case.id, collector.prompts, stack.names, "baseline", deadline_s) as traffic,
+        ):
             begin_s = time.monotonic()
             stack.wait(
                 "the traffic's baseline",
@@ -74,7 +78,9 @@ class RollingRestart(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         oracle = Oracle(history)
-        traffic = [o for o in history.observations(phase="rolling") if o.role == "traffic"]
+        stalls = stalls_of(history) or []
+        sent = [o for o in history.observations(phase="rolling") if o.role == "traffic"]
+        traffic = [o for o in sent if not stalled(o, stalls)]
         spec = budget_spec(history)
         checks = {
             "stops": lambda: _stops(history),

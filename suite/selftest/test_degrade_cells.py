@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from reports import records as r
 from suite.contract import safe_judge
 from suite.gates import degrade_cells as cells
 from suite.gates.degrade_cells import Cell
+from suite.gates.stalls import StallWatch
 from suite.gates.test_degrade_matrix import MASTER, OWNER, CellGate
 from suite.selftest.degrade_samples import (
     FAULT_S,
@@ -261,6 +263,26 @@ def test_without_a_control_time_is_nobody_s_fault_but_a_wrong_answer_is() -> Non
     assert any(note.startswith("without a control: hang") for note in slow.notes)
     assert judged(OWNED, control, changed("victim/1", top_logprobs=WRONG)).finding == "wrong-answer"
     assert judged(OWNED, control, changed("victim/1", http_status=500, error="x")).finding == "failed-request"
+
+
+def test_a_host_that_stood_still_is_a_control_that_failed() -> None:
+    def still(at_s: float) -> Change:
+        return added(r.Fact(name="host.stalls", t_s=FAULT_S + 9, value=[{"from_s": at_s, "stall_s": 4.0}]))
+
+    assert judged(FREEZE, still(FAULT_S + 1), late("victim/1", 5.0)).outcome is r.Outcome.INCONCLUSIVE
+    assert judged(FREEZE, still(FAULT_S + 1)).outcome is r.Outcome.INCONCLUSIVE
+    assert judged(FREEZE, still(FAULT_S - 20), late("victim/1", 5.0)).finding == "slow-degrade"  # before the fault
+    assert judged(OWNED, still(FAULT_S + 1), changed("victim/1", top_logprobs=WRONG)).finding == "wrong-answer"
+
+
+def test_the_watch_notes_when_it_could_not_wake() -> None:
+    times = iter([0.0, 0.05, 0.1, 3.1, 3.15, 3.2])
+    waits = iter([False, False, False, False, True])
+    facts: list[tuple[str, object]] = []
+    stack = SimpleNamespace(fact=lambda name, value: facts.append((name, value)))
+    with StallWatch(cast(Any, stack), lambda: next(times), lambda _: next(waits)):
+        pass
+    assert facts == [("host.stalls", [{"from_s": 0.1, "stall_s": 3.0}])]
 
 
 def test_a_pair_needs_both_faults_to_meet_what_they_are_meant_to_meet() -> None:

@@ -156,6 +156,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
 
     monkeypatch.setattr(CellCollector, "_hold_until", hold)
     monkeypatch.setattr("suite.gates.degrade_traffic.INTERVAL_S", 0.01)
+    monkeypatch.setattr("suite.gates.stalls.STALL_S", 3600.0)  # a loaded host is no part of what is tested here
     monkeypatch.setattr(degrade_faults, "make_fault", one)
     monkeypatch.setattr(degrade_recovery, "join", joined)
     monkeypatch.setattr(degrade_recovery, "revive", lambda stack, unit: None)

@@ -1,0 +1,73 @@
+"""Did the host stand still? A thread that wants to wake up many times a second, and notes when it could not.
+
+Whatever takes a time (an answer, a recovery) is judged against the clock; where this process itself was given no core for a
+second, no other process of the host can be blamed for being slow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from reports import records as r
+from reports.history import History
+
+if TYPE_CHECKING:
+    from fixtures.stack import Stack
+
+FACT = "host.stalls"
+"""Fact: list of ``{"from_s": monotonic, "stall_s": seconds}``, each longer than ``STALL_S``."""
+
+WAKE_S = 0.05
+
+STALL_S = 1.0
+"""Shorter ones stay below what budgets allow on top of a cold request (``[budget] ttft_extra_s``, 1 s)."""
+
+KEPT = 100
+"""Most stalls that are kept: a host that stands still more often than that has proven its point."""
+
+
+class StallWatch:
+    """A context: watches while it is open, and records the fact when it closes."""
+
+    def __init__(
+        self, stack: Stack, clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None
+    ) -> None:
+        self._stack = stack
+        self._clock = clock
+        self._stop = threading.Event()
+        self._wait = wait or self._stop.wait
+        self.stalls: list[dict[str, float]] = []
+        self._thread = threading.Thread(target=self._run, name="kvgates-stalls", daemon=True)
+
+    def __enter__(self) -> StallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._stack.fact(FACT, self.stalls)
+
+    def _run(self) -> None:
+        before_s = self._clock()
+        stopping = False
+        while not stopping:
+            stopping = self._wait(WAKE_S)
+            now_s = self._clock()
+            if now_s - before_s > WAKE_S + STALL_S and len(self.stalls) < KEPT:
+                self.stalls.append({"from_s": before_s, "stall_s": round(now_s - before_s, 2)})
+            before_s = now_s
+
+
+def stalls_of(history: History) -> list[dict[str, Any]] | None:
+    """The stalls of a case; None where nobody watched (a run of an earlier version)."""
+    facts = history.facts(FACT)
+    return [stall for fact in facts for stall in fact.value] if facts else None
+
+
+def stalled(o: r.Observation, stalls: list[dict[str, Any]]) -> bool:
+    """The request was under way while the host stood still."""
+    return any(o.sent_s <= s["from_s"] + s["stall_s"] and o.done_s >= s["from_s"] for s in stalls)
