@@ -21,7 +21,7 @@ all engines, from before the baseline until the end of the fault.
 
 Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied"]
 """``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``rejoin``: the same
-with fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
+on fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
 upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
 a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host)."""
 
@@ -124,15 +124,12 @@ def usual_topology(target: str, fault: str) -> Topology:
 
 CORE: tuple[Cell, ...] = (
     Cell(MASTER, "kill", "busy", "after-ttl", core=True, why="every request was seen to wait 4.5 s for a dead master; under traffic such waits add up"),
-    Cell(MASTER, "kill", "load", "before-ttl", core=True, why="loads that are under way need no master; what they hold must be given back"),
     Cell(MASTER, "freeze", "idle", "before-ttl", core=True, why="a frozen master accepts connections and answers nothing: clients without a time limit wait"),
-    Cell(MASTER, "freeze", "busy", "after-ttl", core=True, why="twin of master.kill.busy: what is fast on a refused connection may hang on a silent one"),
     Cell(MASTER, "restart", "idle", "none", joiner=True, core=True, why="comes back empty under the same address: engines must mount their memory again; an engine that joins then must share with those that saw it"),
     Cell(OWNER, "kill", "idle", "after-ttl", core=True, why="the master lists the lost blocks until the client TTL ends"),
     Cell(OWNER, "freeze", "idle", "after-ttl", core=True, why="requests for its blocks were seen to get no answer for 60 s; thawed after the master dropped it, its blocks must not be served from a stale listing"),
     Cell(OWNER, "freeze", "load", "before-ttl", core=True, why="a transfer stops in its middle and goes on 5 s later: what was waited for must be whole"),
     Cell(OWNER, "restart", "busy", "none", topology="rejoin", core=True, why="new memory under the old name: engines that remember where it was may read or write the wrong place, or nowhere"),
-    Cell(OWNER, "stop", "idle", "after-ttl", core=True, why="planned drain: an orderly stop must cost no more than a lookup"),
     Cell(PEER, "freeze", "idle", "after-ttl", topology="embedded", core=True, why="an engine that stalls (GC, debugger, overcommit) holds up its neighbours"),
     Cell(PEER, "freeze", "idle", "before-ttl", topology="embedded", policy="upstream", core=True, why="the same with upstream's default load-failure policy"),
     Cell(PEER, "kill", "idle", "none", topology="embedded", isolate_lookup=False, core=True, why="co-located engines with upstream's default lookup channel: the survivor's scheduler may wait for the dead one"),

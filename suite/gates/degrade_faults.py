@@ -95,9 +95,11 @@ def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
 def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
     """The stack a cell runs on, derived from the run's base."""
     spec = base
-    if cell.topology in ("standalone", "rejoin", "proxied"):
-        rejoin, proxied = cell.topology == "rejoin", cell.topology == "proxied"
-        spec = spec.with_store(mode="standalone", owners=1, fixed_ports=rejoin, control_proxy=proxied)
+    if cell.topology == "standalone":
+        spec = spec.with_store(mode="standalone", owners=1)
+    elif cell.topology in ("rejoin", "proxied"):
+        # One stack for both: ports matter to a restarted owner alone, and the proxy passes on what it is not told to hurt.
+        spec = spec.with_store(mode="standalone", owners=1, fixed_ports=True, control_proxy=True)
     elif cell.topology == "ha":
         spec = spec.with_store(masters=3)
     if cell.policy != "recompute":

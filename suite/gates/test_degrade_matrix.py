@@ -36,7 +36,7 @@ class CellGate(Gate):
                 cell.params(),
                 needs=needs_of(cell),
                 core=cell.core,
-                dirties=cell.left_broken,
+                dirties=cell.left_broken or cell.topology == "rejoin",  # last on its stack: it was seen to spoil it
                 variant=cell.variant,
             )
 

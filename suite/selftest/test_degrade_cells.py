@@ -90,7 +90,7 @@ def test_ids_are_unique_and_say_what_is_hurt() -> None:
 def test_the_core_says_why_and_the_rest_is_not_core() -> None:
     assert all(cell.core and cell.why for cell in cells.CORE)
     assert not any(cell.core for cell in cells.full_matrix())
-    assert 18 <= len(cells.CORE) <= 24
+    assert 16 <= len(cells.CORE) <= 24
 
 
 def test_every_core_kill_has_a_freeze_twin_somewhere() -> None:
