@@ -16,9 +16,13 @@ import msgspec
 
 from fixtures.errors import UsageError
 from reports import records as r
+from reports.compare import compare
+from reports.compare_runs import Unlike, load_side
+from reports.compare_thresholds import DEFAULT_FILE, load_thresholds
 from reports.evidence import EvidenceError, LoadedRun, load_run
+from reports.judge import judge_run, known_gates
 from reports.runinfo import run_info
-from suite.bench.baseline_page import Baseline, Row, Said, page
+from suite.bench.baseline_page import Baseline, Row, Said, Told, page
 from suite.bench.replays import Cell, measured_in
 from suite.bench.sweep import row
 from suite.workload.arguments import Parser, tell
@@ -39,7 +43,10 @@ def baseline_of(runs: Sequence[LoadedRun]) -> Baseline:
                 view = history.for_case(case)
                 gate = view.case.gate
                 rows |= {(gate, m.cell): Row(gate=gate, cell=m.cell, figures=row(m)) for m in measured_in(view.records)}
-            said |= {v.case_id: _said(v) for v in history.of(r.Verdict) if v.case_id.startswith("B.")}
+        # Judged now, not as recorded: the page says what this version makes of the evidence.
+        judgement = judge_run(run, known_gates())
+        verdicts = [*(case.now for case in judgement.cases), *judgement.carried]
+        said |= {v.case_id: _said(v) for v in verdicts if v.case_id.startswith("B.")}
     infos = [run_info(run.histories.values()) for run in runs]
     stacks = [stack for info in infos for stack in info.stacks if stack.engines]
     if not rows and not said:
@@ -134,13 +141,39 @@ def load(paths: Sequence[Path]) -> Baseline:
     return baseline_of([load_run(p) for p in paths])
 
 
+def told_apart(folder: Path) -> list[Told]:
+    """What comparing the interleaved runs of a folder says. Raises UsageError where there is nothing to compare."""
+    try:
+        found = compare(load_side(str(folder / "A")), load_side(str(folder / "B")), load_thresholds(DEFAULT_FILE))
+    except Unlike as exc:
+        raise UsageError(f"--pairs {folder}: {exc}") from exc
+    delays = {
+        float(x.options.get("delay_s", 0.0)) for x in load_run(next((folder / "B").iterdir())).history.of(r.RunStarted)
+    }
+    label = "nothing (A/A)" if delays == {0.0} else f"{max(delays) * 1000:.1f} ms a request"
+    return [
+        Told(
+            label=label,
+            benchmark=x.benchmark,
+            outcome=str(x.outcome),
+            said=x.said,
+            ratio=(round(x.ratio[0], 4), round(x.ratio[1], 4), round(x.ratio[2], 4)),
+            pairs=x.count,
+        )
+        for x in found.rows
+        if x.ratio
+    ]
+
+
 def publish(base: Baseline, folder: Path) -> list[Path]:
     """Write the baseline, its picture and its page. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(base)) + b"\n")
-    (folder / PICTURE).write_text(heatmap(base.rows), encoding="utf-8")
+    swept = any(x.gate == "B.sweep" for x in base.rows)
+    if swept:
+        (folder / PICTURE).write_text(heatmap(base.rows), encoding="utf-8")
     PAGE.write_text(page(base, picture_of(folder)), encoding="utf-8")
-    return [folder / FILE, folder / PICTURE, PAGE]
+    return [folder / FILE, *([folder / PICTURE] if swept else []), PAGE]
 
 
 def picture_of(folder: Path) -> str:
@@ -152,10 +185,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the page, or publish it. Exit code 0, or 4 for bad input."""
     parser = Parser(prog="python -m suite.bench.baseline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, or one published baseline")
+    parser.add_argument(
+        "--pairs",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder with A and B of suite.bench.interleave",
+    )
     parser.add_argument("--publish", type=Path, metavar="DIR", help="write there, e.g. reports/published/baseline-DATE")
     try:
         options = parser.parse_args(argv)
         base = load(options.runs)
+        if options.pairs:
+            told = tuple(t for folder in options.pairs for t in told_apart(folder))
+            base = msgspec.structs.replace(base, told_apart=told)
         if options.publish is None:
             folder = options.runs[0] if (options.runs[0] / FILE).is_file() else ROOT
             sys.stdout.write(page(base, picture_of(folder)))

@@ -34,6 +34,17 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One comparison of interleaved runs."""
+
+    label: str
+    benchmark: str
+    outcome: str
+    said: str
+    ratio: tuple[float, float, float]
+    pairs: int
+
+
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the page says of one or more runs."""
 
@@ -47,6 +58,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...]
     rows: tuple[Row, ...]
     verdicts: tuple[Said, ...]
+    told_apart: tuple[Told, ...] = ()
 
 
 # The page -----------------------------------------------------------------------------------------------------------
@@ -67,7 +79,15 @@ def page(base: Baseline, picture: str) -> str:
             "",
         ]
     lines += [_setting(base), ""]
-    lines += _sweep(base, picture) + _promises(base) + _ttft(base) + _ladder(base) + _verdicts(base) + METHOD
+    lines += (
+        _sweep(base, picture)
+        + _promises(base)
+        + _ttft(base)
+        + _ladder(base)
+        + _told_apart(base)
+        + _verdicts(base)
+        + METHOD
+    )
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -88,7 +108,7 @@ def _rows(base: Baseline, gate: str) -> list[Row]:
 def _sweep(base: Baseline, picture: str) -> list[str]:
     rows = _rows(base, "B.sweep")
     if not rows:
-        return []
+        return ["## Sharing x cache x engines", "", "Not run.", ""]
     lines = [
         "## Sharing x cache x engines",
         "",
@@ -144,7 +164,7 @@ def _ttft(base: Baseline) -> list[str]:
         "## Time to first token by source",
         "",
         "Interleaved blocks on one engine; the pool's copy lies in another process. Ratios are medians of paired ratios with an interval",
-        "that holds at every look. `visible` is the time until the store listed a prompt that was just saved.",
+        "that holds at every look. `visible` is the time from the end of an answer until the store listed its prompt.",
         "",
         "| prompt tokens | cold p50 ms | native p50 ms | pool p50 ms | pool / cold | blocks | thrown out | visible p50 / p99 ms |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -188,6 +208,24 @@ def _ladder(base: Baseline) -> list[str]:
             hits,
         ]
         lines.append("| " + " | ".join(str(v) for v in cells) + " |")
+    return [*lines, ""]
+
+
+def _told_apart(base: Baseline) -> list[str]:
+    if not base.told_apart:
+        return []
+    lines = [
+        "## What this machine tells apart",
+        "",
+        "Requests of two sides in turns, in blocks, through a proxy each (`python -m suite.bench.interleave`): the same engine on both, and again with",
+        "side B's proxy holding each request up for a known part of the median TTFT. Verdicts are those of `python -m reports compare`.",
+        "",
+        "| planted | benchmark | other / base [95 %] | pairs | verdict |",
+        "|---|---|--:|--:|---|",
+    ]
+    for t in base.told_apart:
+        ratio = "{:.3f} [{:.3f}, {:.3f}]".format(*t.ratio)
+        lines.append(f"| {t.label} | `{t.benchmark}` | {ratio} | {t.pairs} | {t.outcome}: {t.said} |")
     return [*lines, ""]
 
 

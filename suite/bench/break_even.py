@@ -12,7 +12,7 @@ from reports.history import History
 from suite.bench.blocks import block_tokens_of, lengths, read_blocks
 from suite.bench.sampler import remote_reader
 from suite.bench.statistics import Decision, decide
-from suite.checks.base import finding
+from suite.checks.base import finding, too_few
 from suite.contract import Case, Gate, outcome_of
 from suite.gates.oracle import calibration_records
 
@@ -28,15 +28,16 @@ class BreakEven(Gate):
     error of its own, so that several together err more often.
     Oracle: the blocks of all lengths that the run measured on this stack (``B.ttft``), each decided with its share of the error.
     The interval reaches from the longest length that is surely slower to the shortest that is surely faster.
-    Turns red: nothing measured, or lengths that contradict each other.
+    Turns red: (inconclusive) nothing measured, the longest length undecided, or lengths that contradict each other.
     """
 
     id = "B.break-even"
+    version = 2
     claim = "the prompt length from which the pool answers sooner than computing anew is known within an interval"
     proof = ()
 
     def cases(self) -> Iterable[Case]:
-        yield Case(f"{self.id}.tokens")
+        yield Case(f"{self.id}.tokens", core=False)  # the core has two lengths only
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return remote_reader(base)
@@ -59,12 +60,15 @@ class BreakEven(Gate):
         if not findings and low >= high:
             text = f"{low} tokens are surely slower from the pool and {high} surely faster"
             findings = [finding(r.FindingCode.NO_CONTROL, text)]
+        if not findings and math.isinf(high) and decisions[max(decisions)].side != "above":
+            needed = decisions[max(decisions)].needed
+            findings = too_few(_break_even_text(low, high, estimate, decisions), needed=needed)
         return self.verdict(
             history,
             outcome_of(findings),
             findings=findings,
             got=findings[0].message if findings else _break_even_text(low, high, estimate, decisions),
-            wanted="two prompt lengths or more, and one crossing at most",
+            wanted="an interval from two prompt lengths or more",
             numbers={
                 "tokens_low": low,
                 "tokens_high": None if math.isinf(high) else high,
@@ -91,11 +95,14 @@ def break_even(decisions: dict[int, Decision]) -> tuple[float, float, float | No
 
 def _break_even_text(low: float, high: float, estimate: float | None, decisions: dict[int, Decision]) -> str:
     longest, shortest = max(decisions), min(decisions)
+    about = f"; the estimates cross at about {estimate}" if estimate else ""
     if math.isinf(high):
-        return f"not reached: no length up to {longest} tokens is surely faster from the pool; surely slower at {low:g}"
+        if decisions[longest].side == "above":
+            return f"above {longest} tokens, the longest length measured: there the pool is surely slower"
+        surely = f"surely slower up to {low:g}" if low else "none is surely slower either"
+        return f"open: no length up to {longest} tokens is surely faster from the pool, {surely}{about}"
     if low == 0 and high == shortest:
         return f"below {shortest} tokens, the shortest length measured"
-    about = f", about {estimate}" if estimate else ""
     return f"between {low:g} and {high:g} tokens{about}"
 
 

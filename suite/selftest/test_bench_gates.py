@@ -183,13 +183,16 @@ def test_break_even_is_judged_from_the_other_cases_of_the_run() -> None:
     assert verdict.outcome is r.Outcome.PASS, verdict
     assert verdict.numbers["tokens_low"] == 128
     assert "between 128 and 512" in verdict.got
-    assert "not reached" in _break_even({128: 1.6, 512: 1.2}).got
+    assert "above 512" in _break_even({128: 1.6, 512: 1.2}).got
     assert "below 128" in _break_even({128: 0.8, 512: 0.6}).got
 
 
 def test_break_even_needs_two_lengths_that_do_not_contradict_each_other() -> None:
     assert _break_even({512: 0.7}).outcome is r.Outcome.INCONCLUSIVE
     assert _break_even({128: 0.7, 512: 1.5}).outcome is r.Outcome.INCONCLUSIVE
+    undecided = _break_even({128: 1.6, 512: 1.0})
+    assert (undecided.outcome, undecided.finding) == (r.Outcome.INCONCLUSIVE, "too-few-observations")
+    assert "open: no length up to 512 tokens is surely faster from the pool, surely slower up to 128" in undecided.got
 
 
 # Replays
