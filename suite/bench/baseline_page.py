@@ -74,8 +74,8 @@ def page(base: Baseline, picture: str) -> str:
     if base.platform == "cpu":
         lines += [
             f"**These are numbers of a CPU stack with a tiny model (`{base.model}`).** They show that the method works, and how hit"
-            " rates behave: those are counts. Times say nothing of GPUs: a model that computes a thousand tokens in a tenth of a",
-            "second on two cores has no use for a pool. On a host with GPUs the same command makes this page for them.",
+            " rates behave: those are counts. Times of",
+            "a tiny model say nothing of GPUs. On a host with GPUs the same command makes this page for them.",
             "",
         ]
     lines += [_setting(base), ""]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 EXTERNAL_OVER_COLD: dict[str, float | None] = {"cpu": None, "cuda": 1.0}
-"""On a GPU a pool that is slower than computing anew is not worth having. A tiny model on a CPU computes a thousand tokens in the time that
-anything else takes to ask for them: there the ratio says nothing about pools."""
+"""On a GPU a pool that is slower than computing anew is not worth having. What a tiny model on a CPU takes to compute a prompt says nothing
+about pools for large ones, whichever way it comes out."""
 
 RECOVERED_SHARE = 0.5
 """Part of the hits lost to a constrained cache that the pool gives back, on any platform: a count, not a time. A pool that holds the
