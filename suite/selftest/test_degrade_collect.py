@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -18,10 +19,11 @@ from fixtures.spec import BudgetSpec
 from fixtures.waiting import wait_for
 from reports import records as r
 from suite.gates import degrade_cells as cells
-from suite.gates import degrade_faults, degrade_recovery
+from suite.gates import degrade_faults, degrade_recovery, degrade_soak
 from suite.gates.degrade_cells import Cell
 from suite.gates.degrade_collect import CellCollector
 from suite.gates.test_degrade_matrix import CONTROL, DATA, KEYS, MASTER, OWNER, PEER, POOL, READER, CellGate
+from suite.gates.test_degrade_soak import SOAK
 from suite.selftest.simulated_stack import SimulatedPending, SimulatedStack, run_case, simulated_spec
 
 pytestmark = pytest.mark.selftest
@@ -271,3 +273,49 @@ def test_a_joiner_shares_and_leaves(quick: type[StandIn]) -> None:
     assert verdict.outcome is r.Outcome.PASS, [f.message for f in verdict.findings]
     assert "joiner" not in stack.engines
     assert [w.came_true for w in stack.records if isinstance(w, r.WaitRecord) and w.what == "hits-joiner"] == [True]
+
+
+# The soak, which is made of the same parts ---------------------------------------------------------------------------
+
+
+def soaked(monkeypatch: pytest.MonkeyPatch, turns: int = 4) -> tuple[r.Verdict, HurtStack]:
+    whole = degrade_soak.schedule
+
+    def wait_until(stack: Any, due_s: float, what: str) -> None:
+        seen = stack_traffic(stack)
+        wait_for("more traffic", lambda: stack_traffic(stack) >= seen + 8, bound_s=20, bound_source="10 ms a request")
+
+    monkeypatch.setattr(degrade_soak, "schedule", lambda seed: islice(whole(seed), turns))
+    monkeypatch.setattr(degrade_soak, "_wait_until", wait_until)
+    stack = HurtStack("owner0")
+    return run_case(SOAK, "D.soak.random", stack=stack), stack
+
+
+def test_a_soak_hurts_and_mends_until_its_time_is_over(quick: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict, stack = soaked(monkeypatch)
+    assert verdict.outcome is r.Outcome.PASS, [f.message for f in verdict.findings]
+    assert verdict.numbers["faults"] == 4
+    done = [f.action for f in stack.records if isinstance(f, r.FaultRecord)]
+    assert done.count("inject") >= 4
+    assert not stack.faults_active
+    assert {s.unit for s in stack.records if isinstance(s, r.ProcessSnapshot) and s.label == "turn/3"} == {
+        "e0",
+        "e1",
+        "harness",
+    }
+
+
+def test_a_soak_whose_stack_is_not_well_again_ends_there(quick: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fixtures.healthy.prove_healthy", lambda stack, case_id: ["e0: gone"])
+    verdict, _ = soaked(monkeypatch)
+    assert verdict.finding == "hits-not-back"
+    assert verdict.numbers["faults"] == 1
+
+
+def test_requests_that_hang_inside_a_fault_are_counted_and_not_judged(
+    quick: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick.lie = "hangs-traffic"
+    verdict, _ = soaked(monkeypatch)
+    assert verdict.outcome is r.Outcome.PASS, [f.message for f in verdict.findings]
+    assert verdict.numbers["unanswered_inside_faults"] > 0
