@@ -58,7 +58,7 @@ class Well:
             engines=[SimpleNamespace(name=n) for n in ("e0", "e1")], store=SimpleNamespace(client_ttl_s=10)
         )
         admin = SimpleNamespace(health=lambda: self.store_healthy, segment_list=lambda: ())
-        self.store = SimpleNamespace(admin=admin, owners={})
+        self.store = SimpleNamespace(admin=admin, owners={}, masters={"master": None})
 
     @contextlib.contextmanager
     def phase(self, case_id: str, name: str) -> Iterator[None]:
