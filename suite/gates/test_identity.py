@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 CORE = ("weights.default", "weights.prefix", "position.default")
+"""The worst cases, one engine start each."""
+
+RECORDED = False
+"""A case of ours that the tested releases fail joins the core when three runs of it are recorded as expected; until then
+``--scope full`` runs it, so that ``make gates`` compares with nothing that nobody has seen."""
+
 FULL = (
     "weights.tenant",
     "position.prefix",
@@ -76,7 +82,7 @@ class OtherEngine(Gate):
                 "may_lack": setting.may_lack,
                 "avoid": AVOID,
             }
-            yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=name in CORE)
+            yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=RECORDED and name in CORE)
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
