@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 
+RECORDED = False
+"""The reviewed cells join ``make gates`` when three runs of each are recorded as expected: most fail on the tested releases, and
+how is a race. Until then ``--scope full`` runs them."""
+
+
 class CellGate(Gate):
     """A gate whose cases are the cells of one target; the subclasses say what each claims."""
 
@@ -35,7 +40,7 @@ class CellGate(Gate):
                 cell.id,
                 cell.params(),
                 needs=needs_of(cell),
-                core=cell.core,
+                core=RECORDED and cell.core,
                 dirties=cell.left_broken or cell.topology == "rejoin",  # last on its stack: it was seen to spoil it
                 variant=cell.variant,
             )
