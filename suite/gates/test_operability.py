@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,11 @@ NO_MASTER_BOUND_S, NO_MASTER_STARTS = 75.0, 2.0
 """An engine starts in 20 to 40 s on two cores; this is about twice that. Upstream documents no bound of its own. Where a
 normal start took longer (measured in the same run), the bound is so many times that."""
 
-CAUSE_WORDS = ("master", "connect", "refused", "unreachable")
+CAUSE = re.compile(
+    r"(?i)\bmaster\b.*(unreachable|refused|cannot|could not|failed|timed? ?out)"
+    r"|(unreachable|refused|failed|cannot|could not|timed? ?out).*\b(master|connect to)\b"
+)
+"""A line that names the cause. Not the bare word "connect": it is in the path of every connector's traceback."""
 
 
 class NoMaster(Gate):
@@ -28,11 +33,14 @@ class NoMaster(Gate):
 
     How it can lie: the port is taken by something that answers; the engine was merely slow to start (the bound is
     about twice a normal start on this host, measured in the same run).
-    Oracle: ready / dead / neither within the bound; for `dead`, the last log lines must name the master.
+    Oracle: ready / dead / neither within the bound; for `dead`, a line of its log that tells of an error must name the
+    master (the last ones need not: vLLM ends with the traceback of the process that waited).
     Turns red: an engine that waits for ever, or dies of something else.
     """
 
     id = "O.no-master"
+    version = 2
+    proof = ("endless-wait",)
     claim = "an engine whose master is unreachable becomes ready without the pool or exits naming the cause, in time"
 
     def cases(self) -> Iterable[Case]:
@@ -46,6 +54,7 @@ class NoMaster(Gate):
             attempt = start_extra_engine(stack, "lost", like=stack.names[0], bound_s=bound_s, store_address=address)
             stack.fact("no-master.address", address)
         with stack.phase(case.id, "stop"):
+            stack.scan_logs(case.id)
             handle = stack.handle("lost")
             leftovers = stack.runtime.stop(handle, grace_s=5.0)
             stack.extras.pop("lost", None)
@@ -58,7 +67,7 @@ class NoMaster(Gate):
         stack = history.stack
         usual_s = max((stack.start_s.get(e.name, 0.0) for e in stack.engines), default=0.0) if stack else 0.0
         findings: list[r.Finding] = []
-        tail = "\n".join(attempt.log_tail)
+        said = [*attempt.log_tail, *(line.text for line in history.of(r.LogLine) if line.unit == attempt.unit)]
         if attempt.bound_s < 1.5 * usual_s:
             findings.append(
                 r.Finding(
@@ -74,11 +83,11 @@ class NoMaster(Gate):
                     evidence={"log_tail": list(attempt.log_tail)[-5:]},
                 )
             )
-        elif attempt.result == "dead" and not any(word in tail.lower() for word in CAUSE_WORDS):
+        elif attempt.result == "dead" and not any(CAUSE.search(line) for line in said):
             findings.append(
                 r.Finding(
                     code=r.FindingCode.MISLEADING_MESSAGE,
-                    message="the engine exited, and its last log lines do not name the master",
+                    message="the engine exited, and no error in its log names the master",
                     evidence={"log_tail": list(attempt.log_tail)[-5:]},
                 )
             )

@@ -95,6 +95,7 @@ class Local(Gate):
     claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
     needs_pool = False
     min_engines = 1
+    proof = ("spoiled-cache",)
 
     def cases(self) -> Iterable[Case]:
         for blocks in (1, 3, 62):
