@@ -35,6 +35,7 @@ from suite.gates.stalls import StallWatch, stalled, stalls_of
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
+    from suite.gates.degrade_traffic import Traffic
 
 MENU: tuple[tuple[str, str], ...] = (
     (MASTER, "kill"),
@@ -121,7 +122,7 @@ def _collect(stack: Stack, case_id: str, params: dict[str, Any]) -> None:
                 stack.fact("soak.left-out", {"number": turn.number, "target": turn.target, "fault": turn.fault})
                 continue
             _wait_until(stack, time.monotonic() + turn.quiet_s, "the next fault")
-            if not _turn(stack, case_id, turn):
+            if not _turn(stack, case_id, turn, traffic):
                 break
     stack.fact("traffic", {"sent": traffic.sent, "left_out": traffic.left_out})
     for name in plan.survivors:
@@ -137,7 +138,7 @@ def _possible(turn: Turn) -> bool:
     return all(probe(need).ok for need in needs_of(Cell(turn.target, turn.fault)))
 
 
-def _turn(stack: Stack, case_id: str, turn: Turn) -> bool:
+def _turn(stack: Stack, case_id: str, turn: Turn, traffic: Traffic) -> bool:
     """One fault and its recovery. Returns whether the stack is well again."""
     from fixtures.healthy import prove_healthy
     from suite.gates.degrade_collect import CellCollector
@@ -151,7 +152,8 @@ def _turn(stack: Stack, case_id: str, turn: Turn) -> bool:
             _wait_until(stack, started_s + turn.lasts_s, "the end of the fault")
         collector.mend()
         good = collector.wait_good()
-    complaints = prove_healthy(stack, case_id)
+    with traffic.paused():  # the proof counts tokens: those of other requests would be taken for its own
+        complaints = prove_healthy(stack, case_id)
     stack.fact(
         "soak.turn",
         {

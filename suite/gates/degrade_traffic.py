@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from suite.workload.prompts import Prompt, PromptMaker
@@ -49,6 +51,8 @@ class Traffic:
         self._deadline_s = deadline_s
         self._open: deque[Pending] = deque()
         self._stop = threading.Event()
+        self._turn = threading.Lock()
+        """Held while a request is sent, and while none may be."""
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="kvgates-traffic", daemon=True)
 
@@ -58,6 +62,14 @@ class Traffic:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is sent inside; what was under way has ended before."""
+        with self._turn:
+            while self._open:
+                self._open.popleft().result(self._deadline_s + THREAD_END_S)
+            yield
 
     def stop(self) -> None:
         """Send nothing more and wait for what is under way (each request has its deadline). Raises what the thread raised."""
@@ -74,7 +86,8 @@ class Traffic:
         try:
             while not self._stop.is_set():
                 started = time.monotonic()
-                last = self._tick(last)
+                with self._turn:
+                    last = self._tick(last)
                 self._stop.wait(max(0.0, INTERVAL_S - (time.monotonic() - started)))
         except Exception as exc:  # noqa: BLE001 - why: it belongs to the case, which gets it from stop()
             self._error = exc

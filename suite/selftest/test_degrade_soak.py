@@ -278,6 +278,19 @@ def test_traffic_asks_each_prompt_of_two_engines(monkeypatch: pytest.MonkeyPatch
     assert len(stack.sent) == sent
 
 
+def test_paused_traffic_sends_nothing_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.gates.degrade_traffic.INTERVAL_S", QUICK_S)
+    stack = FakeStack(answers=True)
+    with traffic(stack) as running:
+        wait_for("a request", lambda: stack.sent, bound_s=10, bound_source="1 interval")
+        with running.paused():
+            sent = len(stack.sent)
+            assert not running._open
+            time.sleep(3 * QUICK_S)  # why: that nothing is sent can only be seen by waiting
+            assert len(stack.sent) == sent
+        wait_for("traffic to go on", lambda: len(stack.sent) > sent, bound_s=10, bound_source="1 interval")
+
+
 def test_traffic_is_bounded_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.gates.degrade_traffic.INTERVAL_S", 0.001)
     stack = FakeStack(answers=False)
