@@ -68,6 +68,10 @@ SHARE = "H.share.forward"
 PARTED = "P.divergent.last-block-full"
 SIZE = "P.size.base.b16"
 LONG = "P.size.base.b120"
+BRANCHES = "P.conversation.branches"
+BURST = "P.concurrent.after-save"
+SAMPLED = "P.sampled.seeded"
+SALTED = "I.salt.other"
 KILLED = "D.owner-killed.recompute"
 SERVED = "O.footprint.served"
 CANCELLED = "O.footprint.cancelled"
@@ -96,7 +100,7 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
     _lying(
         "foreign-block",
         "a block of another request is loaded in place of this one",
-        *(Catch(case, WRONG) for case in (K3, SHARE, PARTED, SIZE)),
+        *(Catch(case, WRONG) for case in (K3, SHARE, PARTED, SIZE, BRANCHES, BURST, SAMPLED)),
     ),
     _lying("rare-foreign-block", "one block in 50 is another request's", Catch(LONG, WRONG), rates=(ONE_IN_50,)),
     _lying("zero-block", "a block is zeros", Catch(K3, WRONG)),
@@ -142,7 +146,12 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
     ),
     _lying("unsaved", "blocks are reported as saved and are not", Catch(K3, (F.SAVE_NOT_VISIBLE,))),
     _lying("short-key", "the key of a block leaves out the block's own tokens", Catch(PARTED, WRONG)),
-    _lying("ignored-salt", "the salt of a request is not in its keys", Catch(PARTED, (F.EXTRA_HITS,))),
+    _lying(
+        "ignored-salt",
+        "the salt of a request is not in its keys",
+        Catch(PARTED, (F.EXTRA_HITS,)),
+        Catch(SALTED, (F.FOREIGN_REUSE,)),
+    ),
     # What is claimed and booked
     _lying(
         "block-too-many",
