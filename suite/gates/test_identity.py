@@ -119,6 +119,7 @@ class Salt(Gate):
     def cases(self) -> Iterable[Case]:
         for name, pairs in self.CASES.items():
             params = {
+                "name": name,
                 "setting": "the cache salt",
                 "pairs": [tag for tag, _, _ in pairs],
                 "changes_answers": False,
@@ -130,7 +131,7 @@ class Salt(Gate):
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
         first, second = stack.names[:2]
-        for tag, ours, theirs in self.CASES[case.id.removeprefix(f"{self.id}.")]:
+        for tag, ours, theirs in self.CASES[case.params["name"]]:
             saver = Party(first, f"salt {ours}" if ours else "no salt", salt=ours)
             reader = Party(second, f"salt {theirs}" if theirs else "no salt", salt=theirs)
             equal = Party(second, saver.text, salt=ours)
@@ -188,6 +189,7 @@ class Adapter(Gate):
     def cases(self) -> Iterable[Case]:
         for name, (pairs, setting) in self.CASES.items():
             params = {
+                "name": name,
                 "setting": setting,
                 "pairs": [pair[0] for pair in pairs],
                 "changes_answers": True,
@@ -204,7 +206,7 @@ class Adapter(Gate):
         calibrate(stack)
         _load_adapters(stack)
         first, second = stack.names[:2]
-        name = case.id.removeprefix(f"{self.id}.")
+        name = case.params["name"]  # not from the id: a case may run under another one
         if name == RELOADED:
             _ask_reloaded(stack, case.id, first, self.CASES[name][0][0][0])
             stack.scan_logs(case.id)
