@@ -196,7 +196,8 @@ class Adapter(Gate):
                 "must_isolate": False,
                 "avoid": "a new path (or name) for every version of an adapter's bytes",
             }
-            yield Case(f"{self.id}.{name}", params, variant="lora", core=name != RELOADED)
+            core = name != RELOADED and (RECORDED or name != "same-path")
+            yield Case(f"{self.id}.{name}", params, variant="lora", core=core)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         args = (*base.engines[0].args, *lora_arguments(RANK))
