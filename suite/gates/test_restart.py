@@ -47,7 +47,9 @@ class Restarted(Gate):
 
     def cases(self) -> Iterable[Case]:
         # Both prove the stack healthy before they go on, so that it is fit for the next case where they succeed.
-        yield Case(f"{self.id}.master", {"unit": "master"})
+        # Not in the core: on a busy host the first load after the restart was seen to outlast its lease, and what is then
+        # booked twice cannot be told from hits that are not back.
+        yield Case(f"{self.id}.master", {"unit": "master"}, core=False)
         yield Case(f"{self.id}.engine", {"unit": "reader"})
 
     def collect(self, stack: Stack, case: Case) -> None:
