@@ -80,7 +80,8 @@ def test_plain(benchmark):
 def test_a_benchmark_that_would_measure_nothing_is_an_error(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
 ) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the tests around this one may run in parallel; it does not
+    # The tests around this one may run in parallel; it does not.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeini("[pytest]\npythonpath = .\nmarkers =\n    bench: x\n    gate(x): x\n    core: x\n    needs(x): x")
