@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,14 @@ from fixtures.installed import check_installed, versions
 from fixtures.spec import StackSpec, parse_spec
 
 pytestmark = pytest.mark.selftest
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short path: an engine's socket files have little room, and pytest's own folders are longer under xdist."""
+    with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as folder:
+        yield Path(folder)
+
 
 STORE = "[store]\n"
 
