@@ -52,7 +52,7 @@ class Concurrent(Gate):
         for when in ("before-save", "during-save", "after-save"):
             # Two engines that save one prompt at once collide in the store now and then (docs/track-record.md): a race, which
             # joins the core when it is recorded as one.
-            yield Case(f"{self.id}.{when}", {"when": when}, core=when == "after-save")
+            yield Case(f"{self.id}.{when}", {"when": when}, core=False)
         yield Case(f"{self.id}.in-a-row", {"when": "in-a-row"})
 
     def collect(self, stack: Stack, case: Case) -> None:
