@@ -42,7 +42,7 @@ bench-smoke: setup ## TTFT by source, break-even and a concurrency ladder, on th
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, under a minute
+test: setup ## selftests of the suite itself; no vLLM, two to three minutes
 	@tools/run test $(ARGS)
 
 lint: setup ## ruff, formatting, mypy, import contract
