@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 
+UNRECORDED = False
+"""``core`` of a case that belongs in the core and that the tested releases fail: the case gets ``core=True`` when three runs of
+it are recorded as expected (``suite/expectations``), so that ``make gates`` compares with nothing that nobody has seen. Until
+then ``--scope full`` runs it."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One case of a gate: ``id`` is stable (``P.boundary.k3+1``); ``params`` is JSON data, recorded with the case.

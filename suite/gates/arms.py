@@ -36,7 +36,7 @@ CALIBRATION = "calibration"
 CALIBRATION_LENGTHS = (65, 1000, 3000)
 """Prompt lengths (tokens) at which the noise floors are measured: three blocks, one prefill chunk, several chunks."""
 
-PATIENT: dict[str, Any] = {"deadline_s": 90.0}
+CALIBRATION_REQUEST_S = 90.0
 """The deadline of calibration's requests, whatever that of a case is: a stall on a busy host (8 to 15 s were seen) must not
 leave every case of the stack without an oracle. Time is not what calibration measures."""
 
@@ -86,6 +86,12 @@ def calibrate(stack: Stack, *, planted: bool = True) -> None:
     if stack.notes.get("calibrated"):
         return
     stack.notes["calibrated"] = True
+    with stack.deadline(CALIBRATION_REQUEST_S):
+        _measure(stack, planted)
+
+
+def _measure(stack: Stack, planted: bool) -> None:
+    """Send what the oracle is measured by."""
     prompts = stack.prompts(CALIBRATION)
     longest = min(stack.engines[name].facts.max_model_len for name in stack.names) - 16
     lengths = [n for n in CALIBRATION_LENGTHS if n <= longest]
@@ -93,18 +99,18 @@ def calibrate(stack: Stack, *, planted: bool = True) -> None:
         for tokens in lengths:
             prompt = prompts.fresh(f"floor/{tokens}", tokens)
             if REFERENCE in stack.engines:
-                stack.ask(REFERENCE, prompt, "floor-cold", **PATIENT)
+                stack.ask(REFERENCE, prompt, "floor-cold")
             for engine in stack.names:
                 salt = f"{CALIBRATION}.{engine}.{tokens}"
-                stack.ask(engine, prompt, "floor-cold", cache_salt=salt, **PATIENT)
+                stack.ask(engine, prompt, "floor-cold", cache_salt=salt)
                 for _ in range(2):
-                    stack.ask(engine, prompt, "floor-native", cache_salt=salt, **PATIENT)
+                    stack.ask(engine, prompt, "floor-native", cache_salt=salt)
     with stack.phase(CALIBRATION, "floors-concurrent"):
         prompt = prompts.fresh(f"floor/{lengths[-1]}", lengths[-1])
         for engine in stack.names:
             salts = [f"{CALIBRATION}.concurrent.{engine}.{i}" for i in range(4)]
             for role in ("floor-cold-concurrent", "floor-native-concurrent"):
-                stack.send_all([stack.request(engine, prompt, role, cache_salt=salt, **PATIENT) for salt in salts], 4)
+                stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
     with stack.phase(CALIBRATION, "contrast"):
         ask_contrasts(stack, prompts.fresh("contrast", min(PLANTED_PROMPT_TOKENS, longest)), prompts)
     if planted and stack.store is not None and len(stack.names) > 1:
@@ -121,11 +127,11 @@ def ask_contrasts(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
     """Cold answers to a prompt and to copies of it in which one whole block is another: the model sees every block."""
     engine = stack.names[0]
     block = stack.engines[engine].facts.block_tokens
-    stack.ask(engine, prompt, "contrast-reference", cache_salt=f"{CALIBRATION}.contrast", **PATIENT)
+    stack.ask(engine, prompt, "contrast-reference", cache_salt=f"{CALIBRATION}.contrast")
     for where, index in positions(len(prompt) // block).items():
         other = prompts.fresh(f"contrast/{where}", block)
         changed = prompt[: index * block] + other + prompt[(index + 1) * block :]
-        stack.ask(engine, changed, f"contrast/{where}", cache_salt=f"{CALIBRATION}.contrast.{where}", **PATIENT)
+        stack.ask(engine, changed, f"contrast/{where}", cache_salt=f"{CALIBRATION}.contrast.{where}")
 
 
 QUIET_SCRAPES, QUIET_POLL_S = 4, 0.25
@@ -161,21 +167,21 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> No
     blocks = stack.reusable(saver, prompt) // block
     settle_saves(stack)
     foreign_keys_before = stack.keys()
-    stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign", **PATIENT)
+    stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
     foreign = sorted(stack.keys() - foreign_keys_before)
     for where, index in positions(blocks).items():
         victim = prompts.fresh(f"planted/{where}", len(prompt))
         if index:
-            stack.save(saver, victim[: index * block + 1], role="planted-prefix", **PATIENT)
+            stack.save(saver, victim[: index * block + 1], role="planted-prefix")
         before = stack.keys()
-        stack.save(saver, victim[: (index + 1) * block + 1], role="planted-prefix", **PATIENT)
+        stack.save(saver, victim[: (index + 1) * block + 1], role="planted-prefix")
         own = sorted(stack.keys() - before)
-        stack.save(saver, victim, role="planted-prefix", **PATIENT)
-        stack.ask(saver, victim, "planted-reference", **PATIENT)
+        stack.save(saver, victim, role="planted-prefix")
+        stack.ask(saver, victim, "planted-reference")
         answer: Any = None
         if len(own) == 1 and len(foreign) == 1:
             (answer,) = stack.store_tool([{"op": "replace", "key": own[0], "how": "copy", "source": foreign[0]}])
-        planted = stack.ask_measured(reader, victim, "planted", **PATIENT)
+        planted = stack.ask_measured(reader, victim, "planted")
         stack.fact(
             "planted-block",
             {"where": where, "block": index, "keys": own, "replaced": answer, "request_id": planted.request_id},

@@ -227,15 +227,19 @@ def _lookups(history: History, measured: Sequence[r.Observation]) -> list[r.Find
     return found
 
 
+def sums_and_sources(
+    engine: r.EngineFacts, observed: r.Observation | Sequence[r.Observation], delta: dict[str, float] | None
+) -> list[r.Finding]:
+    """Conservation and three-source agreement of exactly the requests that an engine got between two scrapes."""
+    per_token = 0 if engine.connector == "native" else engine.kv_bytes_per_token  # no connector, no bytes to count
+    return [
+        *conservation.check_conservation(observed, delta, kv_bytes_per_token=per_token),
+        *sources.check_sources(observed, delta, kv_bytes_per_token=per_token),
+    ]
+
+
 def _accounting(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
-    found: list[r.Finding] = []
-    for o in measured:
-        delta = delta_of(history, o)
-        facts = history.engine(o.engine)
-        per_token = 0 if facts.connector == "native" else facts.kv_bytes_per_token  # no connector, no bytes to count
-        found += conservation.check_conservation(o, delta, kv_bytes_per_token=per_token)
-        found += sources.check_sources(o, delta, kv_bytes_per_token=per_token)
-    return found
+    return [f for o in measured for f in sums_and_sources(history.engine(o.engine), o, delta_of(history, o))]
 
 
 def _pairs(history: History, kind: str, reference: str) -> list[answers.Pair]:

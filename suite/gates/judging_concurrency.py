@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, conservation, hits, liveness, logs, sources
+from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.checks.pool_model import Expected, PoolModel
 from suite.contract import Gate, outcome_of
 from suite.gates.arms import REFERENCE
-from suite.gates.judging import explanation, measured_checks, ordered, visible_findings
+from suite.gates.judging import explanation, measured_checks, ordered, sums_and_sources, visible_findings
 from suite.gates.judging_sequence import (
     check_answers,
     check_control,
@@ -104,9 +104,7 @@ def check_sums(history: History, overlapping: Sequence[r.Observation]) -> list[r
             continue
         if any(o.role == SAVING and o.engine == engine for o in overlapping):
             continue  # the saver's own request straddles the first scrape: no sum of this engine is exact
-        per_token = history.engine(engine).kv_bytes_per_token
-        found += conservation.check_conservation(own, delta, kv_bytes_per_token=per_token)
-        found += sources.check_sources(own, delta, kv_bytes_per_token=per_token)
+        found += sums_and_sources(history.engine(engine), own, delta)
     return found
 
 

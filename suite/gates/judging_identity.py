@@ -12,10 +12,10 @@ import msgspec
 
 from reports import records as r
 from reports.history import History
-from suite.checks import conservation, hits, identity, liveness, logs, sources
+from suite.checks import hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, ordered, visible_findings
+from suite.gates.judging import delta_of, ordered, sums_and_sources, visible_findings
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, QUIET_NAT, Oracle
 from suite.workload.prompts import reusable_tokens
 
@@ -208,10 +208,7 @@ def _accounting(history: History, observed: Sequence[r.Observation]) -> list[r.F
     for o in observed:
         if o.role.startswith("foreign/") or history.metrics(o.engine, f"{o.request_id}:before") is None:
             continue
-        per_token = engine_facts(history, o.engine).kv_bytes_per_token
-        delta = delta_of(history, o)
-        found += conservation.check_conservation(o, delta, kv_bytes_per_token=per_token)
-        found += sources.check_sources(o, delta, kv_bytes_per_token=per_token)
+        found += sums_and_sources(engine_facts(history, o.engine), o, delta_of(history, o))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from reports import records as r
 from reports.history import History
-from suite.contract import Case, Gate
+from suite.contract import UNRECORDED, Case, Gate
 from suite.gates import degrade_cells as cells
 from suite.gates import gate_cases
 from suite.gates.degrade_cells import Cell
@@ -16,11 +16,6 @@ from suite.gates.judging_degrade_cells import judge_cell
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
-
-
-RECORDED = False
-"""The reviewed cells join ``make gates`` when three runs of each are recorded as expected: most fail on the tested releases, and
-how is a race. Until then ``--scope full`` runs them."""
 
 
 class CellGate(Gate):
@@ -40,7 +35,7 @@ class CellGate(Gate):
                 cell.id,
                 cell.params(),
                 needs=needs_of(cell),
-                core=RECORDED and cell.core,
+                core=UNRECORDED and cell.core,
                 dirties=cell.left_broken or cell.topology == "rejoin",  # last on its stack: it was seen to spoil it
                 variant=cell.variant,
             )

@@ -221,7 +221,7 @@ def stack_up(
         ppid=1,
         start_ticks=2,
         cmdline=argv or default_argv,
-        env={"MOONCAKE_CONFIG_PATH": f"{unit}/e0/mooncake.json", "TMPDIR": "/tmp/kv/e0", "PATH": "/home/joe/bin"}
+        env={"MOONCAKE_CONFIG_PATH": f"{unit}/e0/mooncake.json", "TMPDIR": "/run/kv/e0", "PATH": "/home/joe/bin"}
         | (env or {}),
     )
     worker = r.ProcessFacts(name="e0", pid=21, ppid=20, start_ticks=3, title="VLLM::EngineCore")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.selftest
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A short path: an engine's socket files have little room, and pytest's own folders are longer under xdist."""
-    with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         yield Path(folder)
 
 
