@@ -63,6 +63,15 @@ def test_a_rollout_in_place_leaves_the_path_and_changes_the_bytes(tmp_path: Path
     assert weights_digest(place) != before
 
 
+def test_an_adapter_of_another_scale_is_another_adapter(tmp_path: Path) -> None:
+    place = tmp_path / "delta"
+    put_adapter(ensure_adapter(BASE, 1, tmp_path), place)
+    before = weights_digest(place)
+    config = json.loads((place / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * RANK}))
+    assert weights_digest(place) != before
+
+
 def test_an_adapter_changes_the_answer_far_more_than_the_oracle_needs() -> None:
     base = dict(weights(BASE, qkv_bias=True))
     adapted = dict(base)

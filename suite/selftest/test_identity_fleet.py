@@ -256,6 +256,18 @@ def test_an_adapter_with_other_bytes_at_one_path(models: dict[str, str], tmp_pat
     assert pair(a, unread).relation == "UNKNOWN"
 
 
+def test_an_adapter_that_cannot_be_read_is_unknown(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(directory: Path) -> str:
+        raise PermissionError(f"{directory} is another's")
+
+    monkeypatch.setattr("fixtures.identity_sources.weights_digest", refused)
+    one = identity_of(deployed("a", models["base"], "--lora-modules", f"s={tmp_path}"))
+    assert one.adapters == {"s": (str(tmp_path), "unknown")}
+    assert any("weights of adapter s cannot be read" in note for note in one.notes)
+
+
 def test_adapters_that_a_running_engine_lists_count(models: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "s"
     place.mkdir()
@@ -444,6 +456,9 @@ def test_the_process_behind_a_port_is_found() -> None:
 
     with serving("/m") as url:
         found = _process(url)
+        assert _process(url.replace("127.0.0.1", "localhost")) == found
+        # The same port of another host is another engine (192.0.2.0/24 is no host's: RFC 5737).
+        assert _process(url.replace("127.0.0.1", "192.0.2.1")) is None
     assert found is not None
     assert found[1][0]  # this very process
     with socket.socket() as closed:
