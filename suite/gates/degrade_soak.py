@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, degrade, faults, liveness, recovery
+from suite.checks import answers, faults, liveness, recovery
 from suite.checks.base import finding, run, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.degrade_cells import CONTROL, DATA, HEALS, MASTER, OWNER, POOL, Cell, Heal
 from suite.gates.judging import explanation, ordered
-from suite.gates.judging_degrade_cells import (
-    baseline,
-    budget_spec,
-    same_engine,
-    twins,
-    unexplained_logs,
-)
+from suite.gates.judging_degrade_cells import same_engine, twins, unexplained_logs, within_budget
 from suite.gates.judging_degrade_pressure import check_landed, surviving
 from suite.gates.oracle import Oracle
 from suite.gates.stalls import StallWatch, stalled, stalls_of
@@ -220,20 +214,14 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
     traffic = [o for o in history.observations(phase="soak") if o.role == "traffic"]
     stalls = stalls_of(history) or []
     quiet = [o for o in traffic if not _overlaps(o, turns) and not stalled(o, stalls)]
-    spec = budget_spec(history)
     checks = {
         "faults": lambda: check_landed(history),
-        "pressure": lambda: _pressure(turns, quiet),
+        "pressure": lambda: _pressure(turns, quiet, surviving(history)),
         "oracle": oracle.check,
         "clock": lambda: liveness.check_clock(history.observations()),
         "answers": lambda: _answers(traffic, oracle),
         "quiet traffic": lambda: liveness.check_liveness(quiet),
-        "budget": lambda: degrade.check_budget(
-            [o for o in quiet if o.ok],
-            baseline(history),
-            factor=float(spec["ttft_factor"]),
-            extra_s=float(spec["ttft_extra_s"]),
-        ),
+        "budget": lambda: within_budget(history, quiet),
         "same engines": lambda: [f for name in surviving(history) for f in same_engine(history, name)],
         "well again": lambda: _well_again(turns),
         "growth": lambda: _growth(history, len(turns)),
@@ -271,8 +259,10 @@ def _overlaps(o: r.Observation, turns: Sequence[dict[str, Any]]) -> bool:
     return any(o.sent_s <= turn["ended_s"] and o.done_s >= turn["started_s"] for turn in turns)
 
 
-def _pressure(turns: Sequence[dict[str, Any]], quiet: Sequence[r.Observation]) -> list[r.Finding]:
-    found: list[r.Finding] = []
+def _pressure(
+    turns: Sequence[dict[str, Any]], quiet: Sequence[r.Observation], looked_at: Sequence[str]
+) -> list[r.Finding]:
+    found = faults.no_pressure("engines that were looked at before and after", len(looked_at), 1)
     if len(turns) < MIN_FAULTS and all(not turn["complaints"] for turn in turns):
         found += too_few(f"{len(turns)} faults, {MIN_FAULTS} needed: give the soak more time", faults=len(turns))
     if turns and not any(turn["complaints"] for turn in turns):
@@ -306,6 +296,8 @@ def _growth(history: History, turns: int) -> list[r.Finding]:
         return []  # said in a note: a short soak may still be judged for everything else
     found: list[r.Finding] = []
     snapshots = [s for s in history.of(r.ProcessSnapshot) if s.label.startswith("turn/")]
+    if not snapshots:
+        return too_few("no process was looked at after any fault")
     for unit in dict.fromkeys(s.unit for s in snapshots):
         found += recovery.check_growth([s for s in snapshots if s.unit == unit], min_points=MIN_REPETITIONS)
     return found

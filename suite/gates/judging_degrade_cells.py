@@ -265,7 +265,7 @@ def recovered(history: History, cell: Cell) -> list[r.Finding]:
         return found
     found += recovery.check_first_good(waited(history, "first-good"))
     found += recovery.check_hits_back(waited(history, "hits-back"))
-    if cell.joiner and any(a.unit == "joiner" and a.result == "ready" for a in history.of(r.StartAttempt)):
+    if cell.joiner and not any(a.unit == "joiner" and a.result != "ready" for a in history.of(r.StartAttempt)):
         found += recovery.check_hits_back(waited(history, "hits-joiner"))
     return found
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, degrade, faults, liveness, recovery
+from suite.checks import answers, faults, liveness, recovery
 from suite.checks.base import finding, run
 from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
+from suite.gates.arms import REFERENCE
 from suite.gates.degrade_cells import MASTER, Cell
 from suite.gates.judging import explanation, ordered
-from suite.gates.judging_degrade_cells import baseline, budget_spec, twins, unexplained_logs
+from suite.gates.judging_degrade_cells import twins, unexplained_logs, waited, within_budget
 from suite.gates.oracle import Oracle
 from suite.gates.stalls import StallWatch, stalled, stalls_of
 
@@ -39,6 +40,7 @@ class RollingRestart(Gate):
     """
 
     id = "O.rolling-restart"
+    version = 2
     claim = "engines that are restarted one after the other, each drained first, cost no client a request"
 
     def cases(self) -> Iterable[Case]:
@@ -81,19 +83,13 @@ class RollingRestart(Gate):
         stalls = stalls_of(history) or []
         sent = [o for o in history.observations(phase="rolling") if o.role == "traffic"]
         traffic = [o for o in sent if not stalled(o, stalls)]
-        spec = budget_spec(history)
         checks = {
             "stops": lambda: _stops(history),
             "pressure": lambda: faults.no_pressure("requests of steady traffic", len(traffic), 20),
             "oracle": oracle.check,
             "liveness": lambda: liveness.check_liveness(traffic),
             "answers": lambda: answers.judge_cold(twins(traffic), oracle.cold_limit_concurrent).findings,
-            "budget": lambda: degrade.check_budget(
-                [o for o in traffic if o.ok],
-                baseline(history),
-                factor=float(spec["ttft_factor"]),
-                extra_s=float(spec["ttft_extra_s"]),
-            ),
+            "budget": lambda: within_budget(history, traffic),
             "back": lambda: _back(history),
             "logs": lambda: unexplained_logs(history),
         }
@@ -140,8 +136,10 @@ def _restart(stack: Stack, name: str, traffic: Any) -> None:
 def _stops(history: History) -> list[r.Finding]:
     """Each engine was told to stop and did; one that had to be killed is ``unclean-stop``."""
     stops = history.faults("inject")
-    if not stops:
-        return faults.no_pressure("engines stopped", 0, 1)
+    engines = _engines(history)
+    missing = faults.no_pressure("engines stopped", len({f.target for f in stops} & set(engines)), len(engines) or 1)
+    if missing:
+        return missing
     unclean = [f for f in stops if not f.landed]
     if not unclean:
         return []
@@ -160,12 +158,15 @@ def _back(history: History) -> list[r.Finding]:
     for attempt in history.of(r.StartAttempt):
         if attempt.result != "ready":
             found.append(finding(r.FindingCode.NEVER_READY, f"{attempt.unit} is {attempt.result} after its restart"))
-    waits: Sequence[r.WaitRecord] = [w for w in history.of(r.WaitRecord) if w.what.startswith("hits-back/")]
-    for wait in waits:
-        found += recovery.check_hits_back(wait)
-    if not waits:
-        found += recovery.check_hits_back(None)
+    for name in _engines(history):
+        found += recovery.check_hits_back(waited(history, f"hits-back/{name}"))
     return found
+
+
+def _engines(history: History) -> list[str]:
+    """Names of the engines under test: all of them have to be restarted."""
+    stack = history.stack
+    return [engine.name for engine in stack.engines if engine.name != REFERENCE] if stack else []
 
 
 ROLLING_RESTART = RollingRestart()

@@ -155,6 +155,7 @@ RED: dict[str, tuple[Cell, tuple[Change, ...], str, str]] = {
     "counters not read": (OWNED, (dropped(r.MetricsSnapshot, label="after-fault", unit="e1"),), "INCONCLUSIVE", "too-few-observations"),
     "no control": (FREEZE, (dropped(r.Observation, role="control/0"),), "INCONCLUSIVE", "no-control"),
     "nobody waited for hits": (FREEZE, (dropped(r.WaitRecord, what="hits-back"),), "INCONCLUSIVE", "too-few-observations"),
+    "nobody looked whether a joiner shares": (Cell(cells.MASTER, "freeze", "idle", "before-ttl", joiner=True), (), "INCONCLUSIVE", "too-few-observations"),
     "nobody asked for health": (FREEZE, (dropped(r.HealthProbe),), "INCONCLUSIVE", "too-few-observations"),
     "no idle engine": (FREEZE, (dropped(r.MetricsSnapshot, label="idle/e0"),), "INCONCLUSIVE", "too-few-observations"),
     "logs unread": (FREEZE, (dropped(r.Fact, name="logs.scanned"),), "INCONCLUSIVE", "too-few-observations"),

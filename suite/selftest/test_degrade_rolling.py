@@ -99,6 +99,8 @@ RED: dict[str, tuple[Change, str]] = {
     "does not come back": (of(r.StartAttempt, {"unit": "e1"}, result="neither"), "never-ready"),
     "does not share again": (of(r.WaitRecord, {"what": "hits-back/e0"}, came_true=False), "hits-not-back"),
     "nothing was stopped": (gone(r.FaultRecord), "no-pressure"),
+    "one was never stopped": (gone(r.FaultRecord, target="e1"), "no-pressure"),
+    "nobody looked whether one shares again": (gone(r.WaitRecord, what="hits-back/e1"), "too-few-observations"),
     "no traffic": (gone(r.Observation, phase="rolling"), "no-pressure"),
     "nobody looked whether hits are back": (replaced(lambda rec: isinstance(rec, r.WaitRecord), lambda _: None), "too-few-observations"),
 }  # fmt: skip

@@ -200,6 +200,8 @@ RED: dict[str, tuple[tuple[Change, ...], str]] = {
     "an engine was replaced": ((replaced(lambda rec: isinstance(rec, r.ProcessSnapshot) and rec.label == "after/e1", lambda _: processes("e1", "after", pid=99)),), "engine-died"),
     "a fault that did not land": ((replaced(lambda rec: isinstance(rec, r.FaultRecord) and rec.fault_id == "kill:master:2", lambda f: msgspec.structs.replace(f, landed=False)),), "fault-did-not-land"),
     "too short": ((first_turns(2), quiet_from(160.0)), "too-few-observations"),
+    "no engine was looked at afterwards": ((replaced(lambda rec: isinstance(rec, r.ProcessSnapshot) and rec.label.startswith("after/"), lambda _: None),), "no-pressure"),
+    "nothing was looked at between faults": ((replaced(lambda rec: isinstance(rec, r.ProcessSnapshot) and rec.label.startswith("turn/"), lambda _: None),), "too-few-observations"),
     "no traffic": ((replaced(lambda rec: isinstance(rec, r.Observation) and rec.phase == "soak", lambda _: None),), "no-pressure"),
 }  # fmt: skip
 
