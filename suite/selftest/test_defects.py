@@ -123,9 +123,11 @@ def judged(
     defect: Defect = LYING_CONNECTOR[0],
     error: str = "",
 ) -> r.Verdict:
-    monkeypatch.setattr(planted, "inner_gates", lambda: {"P.boundary": Inner()})
     gate = planted.LyingConnectorGate(defect)
-    case = next(c for c in gate.cases() if c.params["planted"]["rate"] == rate)
+    case = next(
+        c for c in gate.cases() if c.params["planted"]["rate"] == rate
+    )  # of the real gates, so before they are replaced
+    monkeypatch.setattr(planted, "inner_gates", lambda: {"P.boundary": Inner()})
     default = {"lies": 3 if rate else 0, "read": 3 if rate else 0, "occasions": 3, "unit": "blocks"}
     records: list[r.Record] = [
         r.CaseStarted(case_id=case.id, gate=gate.id, gate_version=1, claim="", params=case.params, t_s=0.0),
