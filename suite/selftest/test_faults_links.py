@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import netfilter
 from fixtures.errors import HarnessError
-from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, LimitLink, ResetLink, SlowLink
+from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, LimitLink, ResetLink, Restart, SlowLink
 from fixtures.faults.links import connect_result, control_ports, data_ports
 from fixtures.healthy import prove_healthy
 from fixtures.stack import Stack
@@ -98,6 +98,17 @@ def test_the_proxy_hurts_one_clients_link_and_gives_it_back(stack: Stack, fault:
     assert healed is not None
     assert healed.landed, healed.proof
     assert prove_healthy(stack, "case") == []  # the owner's segment is listed, or is again
+
+
+def test_a_proxy_that_was_started_again_has_its_routes_back(stack: Stack) -> None:
+    assert stack.store is not None
+    assert stack.store.proxy is not None
+    before = stack.store.proxy.state()
+    restarted = Restart("proxy").inject(stack)
+    assert (restarted.landed, restarted.proof["result"]) == (True, "ready")
+    after = stack.store.proxy.state()
+    assert {name: route["port"] for name, route in after.items()} == {n: s["port"] for n, s in before.items()}
+    assert prove_healthy(stack, "case") == []
 
 
 def test_a_proxy_that_does_nothing_has_not_landed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
