@@ -69,6 +69,7 @@ def test_a_restarted_owner_with_fixed_ports_is_back_under_its_old_name(tmp_path:
         until(lambda: len(stack.store.admin.segment_list()) == 1 if stack.store else False)
         (after,) = stack.store.admin.segment_list()
         assert after.name == before.name
+        assert after.client_id != before.client_id  # by which the two are told apart while both are listed
         first, second = (
             x.value for x in stack.notes["records"] if isinstance(x, r.Fact) and x.name == "owner.endpoint"
         )
