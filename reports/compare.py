@@ -18,6 +18,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from reports import records as r
 from reports.compare_intervals import MINIMUM_RUNS, Interval, median_interval, run_interval
@@ -130,8 +131,8 @@ def compare_series(base: Sequence[Series], other: Sequence[Series], tolerance: f
         better=first.better,
         outcome=outcome,
         said=said,
-        base=_middle(figures[0]),
-        other=_middle(figures[1]),
+        base=median(figures[0]),
+        other=median(figures[1]),
         ratio=interval.ratio if interval else None,
         smallest_visible=interval.smallest_visible if interval else None,
         tolerance=tolerance,
@@ -178,12 +179,6 @@ def _verdict(interval: Interval, better: str, tolerance: float) -> tuple[Outcome
     if worse.high < limit:
         return Outcome.PASS, said
     return Outcome.INCONCLUSIVE, f"{said}; a loss of {tolerance:.0%} cannot be ruled out: more runs"
-
-
-def _middle(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 # Command line -------------------------------------------------------------------------------------------------------

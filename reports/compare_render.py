@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
-from reports.compare import PAIRS, Comparison, Row
+from reports.compare import PAIRS, RUNS, Comparison, Row
 from reports.records import Outcome
+from reports.render.svg import picture_head
 
 METHODS = {
     PAIRS: "pairs: confidence sequence for the median of paired log ratios (sign martingale; valid at every look), 95 %",
-    "runs": "runs: Student's t on logarithms of run medians (Welch), error spent over looks, 95 % in all",
+    RUNS: "runs: Student's t on logarithms of run medians (Welch), error spent over looks, 95 % in all",
 }
 
 _COLOURS = {Outcome.PASS: "#2e7d32", Outcome.FAIL: "#c62828", Outcome.INCONCLUSIVE: "#757575"}
@@ -29,12 +30,20 @@ def _markdown(c: Comparison) -> list[str]:
         "|---|--:|--:|--:|--:|---|",
     ]
     lines += [_line(row) for row in sorted(c.rows, key=lambda row: (row.outcome != Outcome.FAIL, row.outcome))]
-    lines += ["", *(f"- VANISHED: `{name}`" for name in c.vanished), *(f"- new: `{name}`" for name in c.new)]
-    lines += [f"- allowed difference: {text}" for text in c.allowed]
-    lines += [f"- {text}" for text in c.notes]
-    lines.append(f"- order of the runs (A base, B other): {c.order}{_order_note(c)}")
-    lines += [f"- {METHODS[m]}" for m in dict.fromkeys(row.method for row in c.rows) if m in METHODS]
+    lines += ["", *(f"- {text}" for text in _remarks(c, "`"))]
     return [*lines, ""]
+
+
+def _remarks(c: Comparison, quote: str = "") -> list[str]:
+    """What is to be said beside the rows. quote: around names of benchmarks."""
+    return [
+        *(f"VANISHED: {quote}{name}{quote}" for name in c.vanished),
+        *(f"new: {quote}{name}{quote}" for name in c.new),
+        *(f"allowed difference: {text}" for text in c.allowed),
+        *c.notes,
+        f"order of the runs (A base, B other): {c.order}{_order_note(c)}",
+        *(METHODS[method] for method in dict.fromkeys(row.method for row in c.rows)),
+    ]
 
 
 def _order_note(c: Comparison) -> str:
@@ -83,9 +92,7 @@ def html(found: Sequence[Comparison]) -> str:
             verdict = f'<td><b class="{row.outcome}">{row.outcome}</b> {escape(row.said)} ({row.count} {row.method})'
             parts.append(f"<tr><td>{escape(row.benchmark)}{figures}{verdict}</tr>")
         parts.append("</table><ul>")
-        texts = [f"VANISHED: {n}" for n in c.vanished] + [f"new: {n}" for n in c.new] + list(c.allowed) + list(c.notes)
-        texts.append(f"order of the runs (A base, B other): {c.order}{_order_note(c)}")
-        parts += [f"<li>{escape(text)}</li>" for text in texts]
+        parts += [f"<li>{escape(text)}</li>" for text in _remarks(c)]
         parts.append("</ul>")
     return "".join([*parts, "</html>\n"])
 
@@ -105,9 +112,7 @@ def svg(found: Sequence[Comparison]) -> str:
         return _LEFT + (place + reach) / (2 * reach) * (_WIDTH - _LEFT - _RIGHT)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-        ' font-family="system-ui,sans-serif" font-size="12" fill="#263238" role="img" aria-label="Ratios with intervals">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        picture_head(_WIDTH, height, "Ratios with intervals"),
         f'<text x="{x_of(0)}" y="24" text-anchor="middle">other / base</text>',
     ]
     for number, row in enumerate(rows):
@@ -125,8 +130,7 @@ def svg(found: Sequence[Comparison]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _bar(row: Row, y: float, x_of: object) -> str:
-    assert callable(x_of)
+def _bar(row: Row, y: float, x_of: Callable[[float], float]) -> str:
     assert row.ratio is not None
     middle, low, high = (math.log(x) if 0 < x < math.inf else math.copysign(99, x - 1) for x in row.ratio)
     colour = _COLOURS[row.outcome]

@@ -19,6 +19,7 @@ from reports import records as r
 from reports.evidence import HISTORY_GLOB, LoadedRun, load_run
 
 RESULTS = "bench.results"
+"""Name of the fact; its value is a list of ``Series`` as plain data."""
 
 KINDS = ("hardware", "model", "stack", "versions")
 """What runs may differ in; ``--allow`` names the difference that is the point."""

@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from reports import records as r
+from reports.render.svg import seconds
 from reports.scoreboard import Scoreboard
 
 FOLDER = "envelopes"
@@ -87,7 +87,7 @@ class _Scale:
             y = self.y(math.pow(10, exponent))
             out.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
             out.append(
-                f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_seconds(math.pow(10, exponent))}</text>'
+                f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{seconds(math.pow(10, exponent))}</text>'
             )
         step = next(
             s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, math.inf) if (self.last - self.first) / s <= 14
@@ -127,29 +127,27 @@ def _budget(points: Sequence[Point], scale: _Scale) -> list[str]:
     y = scale.y(limit_s)
     return [
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#555555" stroke-dasharray="5 4"/>',
-        f'<text x="{_WIDTH - _RIGHT}" y="{y - 4:.1f}" text-anchor="end" fill="#555555">budget {_seconds(limit_s)}</text>',
+        f'<text x="{_WIDTH - _RIGHT}" y="{y - 4:.1f}" text-anchor="end" fill="#555555">budget {seconds(limit_s)}</text>',
     ]
 
 
 def _mark(point: Point, scale: _Scale) -> str:
     x, y, colour = scale.x(point["at_s"]), scale.y(point["took_s"]), COLOURS.get(point["fate"], "#000000")
-    title = f"{point['role']} on {point['engine']}, sent at {point['at_s']:g} s: {point['fate']}, {_seconds(point['took_s'])}"
-    return f"{_shape(point['role'], x, y, colour)[:-2]}><title>{escape(title)}</title></{_element(point['role'])}>"
+    title = f"{point['role']} on {point['engine']}, sent at {point['at_s']:g} s: {point['fate']}, {seconds(point['took_s'])}"
+    return _shape(point["role"], x, y, colour, f"<title>{escape(title)}</title>")
 
 
-def _element(role: str) -> str:
-    return "circle" if role in ("victim", "returned") else "rect" if role == "bystander" else "path"
-
-
-def _shape(role: str, x: float, y: float, colour: str) -> str:
+def _shape(role: str, x: float, y: float, colour: str, inner: str = "") -> str:
     """Victims: filled circles (hollow where asked for after the heal); bystanders: squares; the rest: triangles."""
     if role == "victim":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}">{inner}</circle>'
     if role == "returned":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2"/>'
+        return (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2">{inner}</circle>'
+        )
     if role == "bystander":
-        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>'
-    return f'<path d="M{x:.1f} {y - 4:.1f} l4 7 h-8 z" fill="{colour}" fill-opacity="0.6"/>'
+        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}">{inner}</rect>'
+    return f'<path d="M{x:.1f} {y - 4:.1f} l4 7 h-8 z" fill="{colour}" fill-opacity="0.6">{inner}</path>'
 
 
 def _legend(points: Sequence[Point]) -> list[str]:
@@ -174,29 +172,7 @@ def _legend(points: Sequence[Point]) -> list[str]:
     return out
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
-
-
-# Files and rows -----------------------------------------------------------------------------------------------------
-
-
-def write_envelopes(scoreboard: Scoreboard, run_dir: Path) -> list[Path]:
-    """Write every envelope of a run into its folder ``envelopes``. Raises OSError."""
-    written = []
-    for row in scoreboard.rows:
-        text = render(row.verdict)
-        if not text:
-            continue
-        path = run_dir / FOLDER / file_name(row.verdict.case_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".svg.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-        written.append(path)
-    return written
-
-
+# Rows ---------------------------------------------------------------------------------------------------------------
 HEADS = (
     "fault", "verdict", "good", "slow", "failed", "no answer", "worst TTFT", "good again after", "hits back after",
     "token-seconds lost", "envelope",
@@ -228,4 +204,4 @@ def rows(scoreboard: Scoreboard) -> list[list[str]]:
 def _number(value: Any, absent: str) -> str:
     if not isinstance(value, int | float):
         return absent
-    return _seconds(float(value)) if value > 0 else "0 s"
+    return seconds(float(value)) if value > 0 else "0 s"

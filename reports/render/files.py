@@ -14,12 +14,14 @@ def write_all(scoreboard: Scoreboard, run_dir: Path, redactor: Redactor | None =
 
     Each file is replaced as a whole, so that a reader never sees half of one.
     """
-    written = []
     redactor = redactor or Redactor.of((), str(run_dir))
-    for module in (json, markdown, html):
-        path = run_dir / module.FILE_NAME
+    texts = {run_dir / module.FILE_NAME: module.render(scoreboard, redactor) for module in (json, markdown, html)}
+    for row in redactor.data(scoreboard).rows:
+        if drawing := envelope.render(row.verdict):
+            texts[run_dir / envelope.FOLDER / envelope.file_name(row.verdict.case_id)] = drawing
+    for path, text in texts.items():
+        path.parent.mkdir(exist_ok=True)
         part = path.with_suffix(path.suffix + ".part")
-        part.write_text(module.render(scoreboard, redactor), encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
-        written.append(path)
-    return written + envelope.write_envelopes(redactor.data(scoreboard), run_dir)
+    return list(texts)

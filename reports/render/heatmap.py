@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from reports import records as r
+from reports.render.svg import picture_head
 
 SCHEMA = "kvgates.heatmap"
 SCHEMA_VERSION = 1
@@ -229,9 +230,7 @@ def to_svg(heat: HeatMap) -> str:
     height = _TOP + _ROW * (len(heat.defects) + len({c.kind for c in heat.cells})) + 70
     width = _LEFT + _SIDE * len(columns) + 240
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        ' font-family="system-ui, sans-serif" font-size="11" role="img" aria-label="Gates against planted defects">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        picture_head(width, height, "Gates against planted defects", font_size=11),
         f'<text x="12" y="22" font-size="15" font-weight="600">{escape(summary(heat).split(";")[0])}</text>',
     ]
     for i, name in enumerate(columns):

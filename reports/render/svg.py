@@ -1,4 +1,4 @@
-"""A strip plot of times to first token as inline SVG: one row a role, one dot a request, logarithmic axis."""
+"""A strip plot of times to first token as inline SVG: one row a role, one dot a request, logarithmic axis. And what drawings share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ttft_plot(ttft_s: Mapping[str, Sequence[float]]) -> str:
     for exponent in range(low, high + 1):
         at = x(10.0**exponent)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{_ROW * len(series)}"></line>')
-        parts.append(f'<text x="{at:.1f}" y="{height - 12}" text-anchor="middle">{_seconds(10.0**exponent)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{height - 12}" text-anchor="middle">{seconds(10.0**exponent)}</text>')
     for row, (role, values) in enumerate(series.items()):
         y = row * _ROW + _ROW / 2
         middle = sorted(values)[len(values) // 2]
@@ -37,10 +37,20 @@ def ttft_plot(ttft_s: Mapping[str, Sequence[float]]) -> str:
         parts += [f'<circle cx="{x(v):.1f}" cy="{y}" r="3"></circle>' for v in values]
         parts.append(
             f'<line class="median" x1="{x(middle):.1f}" x2="{x(middle):.1f}" y1="{y - 9}" y2="{y + 9}">'
-            f"<title>median {_seconds(middle)} of {len(values)}</title></line>"
+            f"<title>median {seconds(middle)} of {len(values)}</title></line>"
         )
     return "".join([*parts, "</svg>"])
 
 
-def _seconds(value: float) -> str:
+def picture_head(width: float, height: float, label: str, font_size: int = 12) -> str:
+    """How a drawing that is a file of its own begins: on white, whatever shows it. label: plain text, for who cannot see it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' font-family="system-ui,sans-serif" font-size="{font_size}" fill="#263238" role="img" aria-label="{escape(label)}">'
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    )
+
+
+def seconds(value: float) -> str:
+    """``1.5 s``, ``20 ms``: three digits."""
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
