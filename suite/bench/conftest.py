@@ -14,20 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fixtures.errors import UsageError
+from fixtures.pytest_support.selection import marks_asked
 
 if TYPE_CHECKING:
     from suite.contract import Gate
 
-_asked: list[bool] = []
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    _asked[:] = ["bench" in (config.option.markexpr or "").split()]
-
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_kvgates_registry() -> Mapping[str, Gate] | None:
-    if _asked != [True]:
+def pytest_kvgates_registry(config: pytest.Config) -> Mapping[str, Gate] | None:
+    if not marks_asked(config, ("bench",)):
         return None
     from suite.bench.registry import registry  # why here: only a run of benchmarks needs them
 

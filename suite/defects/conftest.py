@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.plugin import RUN
+from fixtures.pytest_support.selection import marks_asked
 from reports.evidence import EvidenceError
 
 if TYPE_CHECKING:
     from suite.contract import Gate
 
-_asked: list[bool] = []
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    _asked[:] = ["defects" in (config.option.markexpr or "").split()]
-
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_kvgates_registry() -> Mapping[str, Gate] | None:
-    if _asked != [True]:
+def pytest_kvgates_registry(config: pytest.Config) -> Mapping[str, Gate] | None:
+    if not marks_asked(config, ("defects",)):
         return None
     from suite.defects.planted_elsewhere import registry  # why here: only a run of defects needs them
 
@@ -32,7 +27,12 @@ def pytest_kvgates_registry() -> Mapping[str, Gate] | None:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
-    if _asked != [True] or run is None or run.is_worker or not any(run.options.run_dir.glob("history*.jsonl")):
+    if (
+        run is None
+        or run.is_worker
+        or not marks_asked(config, ("defects",))
+        or not any(run.options.run_dir.glob("history*.jsonl"))
+    ):
         return
     from reports.render import heatmap
     from suite.defects.heatmap import of_runs, write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -42,10 +42,14 @@ def gate_cases(gate: Gate, family_marker: str = "gates") -> Callable[[Any], Any]
 
 def registry() -> dict[str, Gate]:
     """Every gate of the suite by id. Raises ValueError for an id used twice."""
+    return gates_in(f"{__name__}.{name}" for name in sorted(info.name for info in pkgutil.iter_modules(__path__)))
+
+
+def gates_in(modules: Iterable[str]) -> dict[str, Gate]:
+    """Gates that modules hold, by id. Raises ValueError for an id used twice."""
     found: dict[str, Gate] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for value in vars(module).values():
+    for name in modules:
+        for value in vars(importlib.import_module(name)).values():
             if isinstance(value, Gate):
                 if found.get(value.id, value) is not value:
                     raise ValueError(f"two gates have the id {value.id}")
