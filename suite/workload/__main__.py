@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from fixtures.errors import HarnessError, UsageError
+from fixtures.errors import UsageError
 from fixtures.models import resolve_model
 from suite.workload import shape
 from suite.workload.analyse import Analyser, Analysis
-from suite.workload.arguments import Parser, at_least, tell
+from suite.workload.arguments import Parser, at_least, run_command, tell
 from suite.workload.datasets import TextReader, TextReading
 from suite.workload.distributions import parse_arrivals
 from suite.workload.generate_command import add_generate
@@ -30,28 +30,19 @@ from suite.workload.tables import table
 from suite.workload.text import FileTokenizer
 from suite.workload.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, renumbered, write_trace
 
-EXIT_USAGE = 4
-EXIT_HARNESS = 12
-"""A replay that nothing answered."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        options = _parser().parse_args(argv)
-        command: Callable[[argparse.Namespace], None] = options.command
-        command(options)
-    except SystemExit:  # --help; errors of usage are raised
-        return 0
-    except UsageError as exc:
-        tell(f"workload: {exc}")
-        return EXIT_USAGE
-    except HarnessError as exc:
-        tell(f"workload: {exc}")
-        return EXIT_HARNESS
+        return run_command(_parser(), argv, _run)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    command: Callable[[argparse.Namespace], None] = options.command
+    command(options)
 
 
 def _parser() -> Parser:

@@ -139,10 +139,10 @@ class Replay:
         self._route = route(self.settings.policy, list(self.targets), self.settings.seed)
         self._ready: asyncio.Queue[_Ready | None] = asyncio.Queue(_READY_BODIES)
         self._failed_in_row = 0
+        self._addresses = {n: await look_up(t.url, "/v1/completions", t.headers) for n, t in self.targets.items()}
         self._began_s = time.monotonic()
         if self.results is not None:
             self.results.begin(time.time())
-        self._addresses = {n: await look_up(t.url, "/v1/completions", t.headers) for n, t in self.targets.items()}
         helpers = [asyncio.create_task(self._prepare()), asyncio.create_task(self._tell())]
         try:
             await (self._closed_loop() if self.settings.concurrency else self._open_loop())
