@@ -6,6 +6,8 @@ it makes the same page again: a selftest holds that the committed page is the on
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -21,11 +23,12 @@ from reports.compare_runs import Unlike, load_side
 from reports.compare_thresholds import DEFAULT_FILE, load_thresholds
 from reports.evidence import EvidenceError, LoadedRun, load_run
 from reports.judge import judge_run, known_gates
+from reports.render.svg import picture_head
 from reports.runinfo import run_info
 from suite.bench.baseline_page import Baseline, Row, Said, Told, page
 from suite.bench.replays import Cell, measured_in
 from suite.bench.sweep import row
-from suite.workload.arguments import Parser, tell
+from suite.workload.arguments import Parser, run_command, tell
 
 ROOT = Path(__file__).parents[2]
 FILE = "baseline.json"
@@ -51,6 +54,8 @@ def baseline_of(runs: Sequence[LoadedRun]) -> Baseline:
     stacks = [stack for info in infos for stack in info.stacks if stack.engines]
     if not rows and not said:
         raise UsageError(f"{runs[0].path}: no benchmarks in it; `pytest -m bench` makes some")
+    if not stacks:
+        raise UsageError(f"{runs[0].path}: no stack came up in it; there are no figures to show")
     engine = stacks[0].engines[0]
     return Baseline(
         date=time.strftime("%Y-%m-%d", time.gmtime(infos[0].wall_s)),
@@ -89,9 +94,7 @@ def heatmap(rows: Iterable[Row]) -> str:
     lines = [(arm, cache) for cache in ("ample", "constrained") for arm in ("native", "pool")]
     width, height = _LEFT + _SIDE * len(columns) + 20, _TOP + _ROW * len(lines) + 40
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        ' font-family="system-ui,sans-serif" font-size="12" fill="#263238" role="img" aria-label="Hit rate by cell">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        picture_head(width, height, "Hit rate by cell"),
         '<text x="12" y="22" font-size="15" font-weight="600">Hit rate (local + pool) and TTFT p50</text>',
     ]
     for i, (engines, share) in enumerate(columns):
@@ -178,7 +181,7 @@ def publish(base: Baseline, folder: Path) -> list[Path]:
 
 def picture_of(folder: Path) -> str:
     """The heat map as seen from the page."""
-    return f"../{folder.resolve().relative_to(ROOT)}/{PICTURE}"
+    return os.path.relpath(folder.resolve() / PICTURE, PAGE.parent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,26 +197,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder with A and B of suite.bench.interleave",
     )
     parser.add_argument("--publish", type=Path, metavar="DIR", help="write there, e.g. reports/published/baseline-DATE")
-    try:
-        options = parser.parse_args(argv)
-        base = load(options.runs)
-        if options.pairs:
-            told = tuple(t for folder in options.pairs for t in told_apart(folder))
-            base = msgspec.structs.replace(base, told_apart=told)
-        if options.publish is None:
-            folder = options.runs[0] if (options.runs[0] / FILE).is_file() else ROOT
-            sys.stdout.write(page(base, picture_of(folder)))
-            return 0
-        if not options.publish.resolve().is_relative_to(ROOT):
-            raise UsageError(f"--publish {options.publish}: give a folder of the project, so that the page can show it")
-        for path in publish(base, options.publish):
-            tell(f"wrote {path}")
-    except (UsageError, EvidenceError, OSError) as exc:
-        tell(f"baseline: {exc}")
-        return 4
-    except SystemExit:
-        return 0
-    return 0
+    return run_command(parser, argv, _run, EvidenceError, OSError)
+
+
+def _run(options: argparse.Namespace) -> None:
+    base = load(options.runs)
+    if options.pairs:
+        told = tuple(t for folder in options.pairs for t in told_apart(folder))
+        base = msgspec.structs.replace(base, told_apart=told)
+    if options.publish is None:
+        sys.stdout.write(page(base, picture_of(options.runs[0])))
+        return
+    if not options.publish.resolve().is_relative_to(ROOT):
+        raise UsageError(f"--publish {options.publish}: give a folder of the project, so that the page can show it")
+    for path in publish(base, options.publish):
+        tell(f"wrote {path}")
 
 
 if __name__ == "__main__":

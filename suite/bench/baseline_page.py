@@ -243,7 +243,7 @@ METHOD = [
     "  nonce), so nothing that an earlier one left behind can be a hit. Closed loop, two requests in flight an engine, round robin.",
     "- Latency counts from when a request was due. The client's own lag is recorded in each replay, and noted where it matters.",
     "- Hits by source are differences of the engines' counters. Each engine's local + external + computed must be exactly the prompt tokens that",
-    "  were sent to it, and all hits together no more than the trace repeats; otherwise the case fails and its figures count for nothing.",
+    "  were sent to it, and all hits together no more than the trace repeats; otherwise the case fails and no promise is judged by its figures.",
     "- Lines of one engine: the other one is up and idle; in a pool its memory is part of the pool.",
     "- Stacks of a sweep come up one after another: their times are not interleaved, and a difference of times between two lines is not",
     "  a finding. Hit rates are counts. Times by source (TTFT) are interleaved on one engine, in blocks there and back; the interval is a",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from reports import records as r
@@ -126,12 +126,3 @@ def block_tokens_of(history: History) -> int:
     if stack is None or not stack.engines:
         raise ValueError("the history has no stack")
     return stack.engines[-1].block_tokens
-
-
-def percentile_ms(values_s: Sequence[float], q: float) -> float:
-    """Nearest-rank percentile of times, in milliseconds, to a tenth. Raises ValueError of none."""
-    if not values_s:
-        raise ValueError("no values")
-    ordered = sorted(values_s)
-    rank = max(1, -(-len(ordered) * q // 100))
-    return round(ordered[int(rank) - 1] * 1000, 1)

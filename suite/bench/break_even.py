@@ -11,7 +11,7 @@ from reports import records as r
 from reports.history import History
 from suite.bench.blocks import block_tokens_of, lengths, read_blocks
 from suite.bench.sampler import remote_reader
-from suite.bench.statistics import Decision, decide
+from suite.bench.statistics import ALPHA, Decision, decide
 from suite.checks.base import finding, too_few
 from suite.contract import Case, Gate, outcome_of
 from suite.gates.oracle import calibration_records
@@ -49,7 +49,7 @@ class BreakEven(Gate):
     def judge(self, history: History) -> r.Verdict:
         records = calibration_records(history)
         measured = lengths(records)
-        alpha = 0.05 / max(1, len(measured))
+        alpha = ALPHA / max(1, len(measured))
         ratios = {n: read_blocks(records, n, block_tokens_of(history)).log_ratios("cold", "external") for n in measured}
         decisions = {n: decide(values, 1.0, alpha) for n, values in ratios.items() if values}
         findings: list[r.Finding] = []

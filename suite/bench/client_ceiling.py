@@ -18,6 +18,7 @@ not installed. Each is told the same: that many requests at once, answers of tha
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from fixtures.errors import HarnessError, UsageError
 from fixtures.models import ModelInfo, ensure_model
 from suite.bench import token_server
 from suite.bench.load_clients import CLIENTS, OURS, Job, LoadClient
-from suite.workload.arguments import Parser, at_least, tell
+from suite.workload.arguments import Parser, at_least, run_command, tell
 
 ROOT = Path(__file__).parents[2]
 KEPT_UP_S = 1.0
@@ -142,8 +143,9 @@ def _rung(
     with token_server.running(gap_s, server_core) as server:
         short = _run(client, Job(server.url, model, streams, _SHORT, folder), client_core, server)
         whole = _run(client, Job(server.url, model, streams, length, folder), client_core, server)
-    if whole.tokens < streams * length or short.tokens < streams * _SHORT:
-        raise HarnessError(f"it was to take {streams * length} tokens and took {whole.tokens}")
+    for run, asked in ((short, streams * _SHORT), (whole, streams * length)):
+        if run.tokens < asked:
+            raise HarnessError(f"it was to take {asked} tokens and took {run.tokens}")
     tokens_took_s = whole.processor_s - short.processor_s
     if tokens_took_s < TELLING * short.processor_s:
         raise _TooShortError(
@@ -224,7 +226,7 @@ def _line(rung: Rung) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print. Exit code 0; 4 for bad usage; 10 when our own client did not keep up with the first rate."""
+    """Measure and print. Exit code 0; 4 for bad usage; 10 when our own client did not keep up with the first rate; 12 when nothing could be measured with."""
     parser = Parser(prog="python -m suite.bench.client_ceiling", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--streams", type=at_least(1), default=2000, help="requests in flight (default: 2000)")
     parser.add_argument(
@@ -236,23 +238,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--guidellm-python", metavar="FILE", help="interpreter of an environment with guidellm (default: this one)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    try:
-        options = parser.parse_args(argv)
-        rates = _numbers(options.rates)
-        clients = options.clients.split(",")
-        if unknown := [c for c in clients if c not in CLIENTS]:
-            raise UsageError(f"--clients {unknown[0]}: there are {', '.join(CLIENTS)}")
-        chosen = {c: CLIENTS[c] for c in clients}
-        if options.guidellm_python and "guidellm" in chosen:
-            chosen["guidellm"] = replace(chosen["guidellm"], python=options.guidellm_python)
-        found = measure(chosen, rates, options.streams, options.seconds)
-        if options.json is not None:
-            _write(found, options.json)
-    except UsageError as exc:
-        tell(f"client_ceiling: {exc}")
-        return 4
-    except SystemExit:
-        return 0
+    return run_command(parser, argv, _measure)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    rates = _numbers(options.rates)
+    clients = options.clients.split(",")
+    if unknown := [c for c in clients if c not in CLIENTS]:
+        raise UsageError(f"--clients {unknown[0]}: there are {', '.join(CLIENTS)}")
+    chosen = {c: CLIENTS[c] for c in clients}
+    if options.guidellm_python and "guidellm" in chosen:
+        chosen["guidellm"] = replace(chosen["guidellm"], python=options.guidellm_python)
+    found = measure(chosen, rates, options.streams, options.seconds)
+    if options.json is not None:
+        _write(found, options.json)
     ours = [r for r in found.rungs if r.client == OURS]
     sys.stdout.write(
         "\n".join([_line(r) for r in found.rungs] + [f"{n}: not measured: {why}" for n, why in found.missing.items()])

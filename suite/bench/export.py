@@ -6,6 +6,7 @@ are made by pytest-benchmark's own class, so that its columns mean what they alw
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from fixtures.errors import UsageError
 from reports import records as r
 from reports.compare_runs import Series, Unlike, read_run
 from reports.evidence import EvidenceError, LoadedRun, load_run
-from suite.workload.arguments import Parser, tell
+from suite.workload.arguments import Parser, run_command, tell
 
 FIELDS = (
     "min", "max", "mean", "stddev", "rounds", "median", "iqr", "q1", "q3", "iqr_outliers", "stddev_outliers",
@@ -81,18 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m suite.bench.export", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: bench.json in the run's folder")
-    try:
-        options = parser.parse_args(argv)
-        out = options.out or options.run / "bench.json"
-        content = msgspec.json.format(msgspec.json.encode(document(load_run(options.run))))
-        out.write_bytes(content + b"\n")
-    except (UsageError, EvidenceError, Unlike, OSError) as exc:
-        tell(f"export: {exc}")
-        return 4
-    except SystemExit:
-        return 0
+    return run_command(parser, argv, _export, EvidenceError, Unlike, OSError)
+
+
+def _export(options: argparse.Namespace) -> None:
+    out = options.out or options.run / "bench.json"
+    content = msgspec.json.format(msgspec.json.encode(document(load_run(options.run))))
+    out.write_bytes(content + b"\n")
     tell(f"wrote {out}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING
 from fixtures.errors import HarnessError, UsageError
 from fixtures.request import Target
 from reports import records as r
+from reports.compare_runs import RESULTS
 from reports.evidence import EvidenceWriter
 from suite.bench.delay_proxy import DelayProxy, running
 from suite.bench.interleaved import CASE, INTERLEAVED, role_of
-from suite.bench.replays import COUNTERS_BOUND_S
 from suite.bench.sampler import ANSWER_TOKENS
 from suite.bench.statistics import order
-from suite.bench.ttft import RESULTS
-from suite.checks.base import PROMPT
 from suite.contract import safe_judge
-from suite.workload.arguments import Parser, at_least, tell
+from suite.workload.arguments import Parser, at_least, run_command, tell
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -75,7 +73,7 @@ class Interleaving:
         self.recorder = recorder
         self.proxies = proxies
         self.engine = dict(zip(SIDES, plan.engines, strict=True))
-        self._counted: dict[str, float] = {}
+        self._before: dict[str, r.MetricsSnapshot] = {}
         self.prompts = stack.prompts(f"interleave/{plan.out.name}/{plan.slow}", plan.engines[0])
         for side in SIDES:
             served = stack.engines[self.engine[side]].facts.served_model
@@ -146,14 +144,13 @@ class Interleaving:
                     t_s=time.monotonic(),
                 )
             )
-            counted = self.stack.scrape(self.engine[side], "before").values[PROMPT]
-            self._counted[self.engine[side]] = counted
+            self._before[self.engine[side]] = self.stack.scrape(self.engine[side], "before")
 
     def _end(self, writers: dict[str, EvidenceWriter], interleaving: str) -> None:
         good = [INTERLEAVED.blocks(w.history().for_case(CASE)) for w in writers.values()]
         for side, writer in writers.items():
             self.recorder.writer = writer
-            self._booked(side)
+            self.stack.scrape_booked(self.engine[side], self._before[self.engine[side]], "after", self._sent(side))
             blocks = INTERLEAVED.blocks(writer.history().for_case(CASE))
             both = [b for b in blocks if all(b in side_blocks for side_blocks in good)]
             series = {
@@ -169,23 +166,14 @@ class Interleaving:
             writer.write(safe_judge(INTERLEAVED, writer.history().for_case(CASE)))
             writer.write(r.RunFinished(t_s=time.monotonic(), exit_code=0))
 
-    def _booked(self, side: str) -> None:
-        """Read the counters until the whole session is in them (engines publish a moment later)."""
-        engine = self.engine[side]
-        sides = sum(name == engine for name in self.engine.values())
-        total = self._counted[engine] + 2 * self.plan.blocks * self.plan.tokens * sides
-
-        def booked() -> bool:
-            return self.stack.scrape(engine, "after").values[PROMPT] >= total
-
-        self.stack.wait("counters", booked, bound_s=COUNTERS_BOUND_S, bound_source="suite.bench.replays")
+    def _sent(self, side: str) -> int:
+        """Prompt tokens that a session sends to a side's engine: of both sides where that is one engine."""
+        sides = sum(name == self.engine[side] for name in self.engine.values())
+        return 2 * self.plan.blocks * self.plan.tokens * sides
 
 
 def make(stack: Stack, plan: Plan, recorder: Recorder) -> None:
-    """All sessions on a stack that is up. Raises UsageError for an engine that it does not have."""
-    for name in plan.engines:
-        if name not in stack.names:
-            raise UsageError(f"--engines {name}: the stack has {', '.join(stack.names)}")
+    """All sessions on a stack that is up."""
     with contextlib.ExitStack() as cleanup:
         proxies = {
             side: cleanup.enter_context(running(DelayProxy(stack.engines[name].url, 0.0)))
@@ -205,7 +193,7 @@ def make(stack: Stack, plan: Plan, recorder: Recorder) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bring a stack up, make the runs, stop it. Exit code 0; 4 for bad usage; 12 when the stack did not come up."""
+    """Bring a stack up, make the runs, stop it. Exit code 0; 4 for bad usage; 12 when the stack did not come up or answer."""
     parser = Parser(prog="python -m suite.bench.interleave", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path, metavar="OUT", help="new folder; runs go to OUT/A and OUT/B")
     parser.add_argument("--stack", default="native", metavar="FILE", help="stack spec (default: native)")
@@ -217,21 +205,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--slow", type=at_least(0, float), nargs="+", default=[0.0], metavar="PART",
         help="part by which side B is slowed down; several: one after another on one stack, in OUT/slow-PART",
     )  # fmt: skip
-    try:
-        options = parser.parse_args(argv)
-        plans = _plans(options)
-        _run(plans, options.stack)
-    except UsageError as exc:
-        tell(f"interleave: {exc}")
-        return 4
-    except HarnessError as exc:
-        tell(f"interleave: {exc}")
-        return 12
-    except SystemExit:
-        return 0
+    return run_command(parser, argv, _interleave)
+
+
+def _interleave(options: argparse.Namespace) -> None:
+    plans = _plans(options)
+    _run(plans, options.stack)
     for plan in plans:
         tell(f"compare them: python -m reports compare {plan.out / 'A'} {plan.out / 'B'}")
-    return 0
 
 
 def _plans(options: argparse.Namespace) -> list[Plan]:
@@ -260,7 +241,10 @@ def _run(plans: list[Plan], stack: str) -> None:
     from fixtures.stack_pool import StackPool
 
     spec = load_spec(stack)
-    count = 1 + max((i for i, e in enumerate(spec.engines) if e.name in plans[0].engines), default=0)
+    names = [engine.name for engine in spec.engines]
+    if absent := [name for name in plans[0].engines if name not in names]:
+        raise UsageError(f"--engines {absent[0]}: the stack has {', '.join(names)}")
+    count = 1 + max(names.index(name) for name in plans[0].engines)
     recorder = Recorder()
     progress = open_progress(prefix="")
     pool = StackPool(plans[0].out / "stack", recorder, progress)

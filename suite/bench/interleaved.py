@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
+from statistics import geometric_mean
 
 from reports import records as r
 from reports.history import History
@@ -40,16 +40,11 @@ class Interleaved(Gate):
 
     def blocks(self, history: History) -> dict[int, float]:
         """Block -> geometric mean of its two times in seconds; blocks with a request that failed or was warm are left out."""
-        found: dict[int, list[float | None]] = {}
+        found: dict[int, list[float]] = {}
         for o in history.observations():
-            if m := _ROLE.match(o.role):
-                good = o.ok and not o.cached_tokens and o.ttft_s is not None and o.ttft_s > 0
-                found.setdefault(int(m[1]), []).append(o.ttft_s if good else None)
-        return {
-            b: math.exp(sum(math.log(t) for t in times if t) / len(times))
-            for b, times in found.items()
-            if len(times) == 2 and all(times)
-        }
+            if (m := _ROLE.match(o.role)) and o.ok and not o.cached_tokens and o.ttft_s is not None and o.ttft_s > 0:
+                found.setdefault(int(m[1]), []).append(o.ttft_s)
+        return {block: geometric_mean(times) for block, times in found.items() if len(times) == 2}
 
     def judge(self, history: History) -> r.Verdict:
         asked = int(history.case.params["blocks"])

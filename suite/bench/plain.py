@@ -30,7 +30,7 @@ class PlainTtft:
         self.sampler = Sampler(stack, self.case_id, tokens)
         self.complaints: list[str] = []
         self._rounds = itertools.count()
-        self._before: dict[str, float] = {}
+        self._before: r.MetricsSnapshot | None = None
         self._pending: Pending | None = None
 
     def info(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class PlainTtft:
             elif self.arm == "native":
                 stack.ask(reader, prompt, "fill", logprobs=None, max_tokens=ANSWER_TOKENS)
             request = stack.request(reader, prompt, f"{self.arm}/plain", logprobs=None, max_tokens=ANSWER_TOKENS)
-            self._before = stack.scrape(reader, f"{request.request_id}:before").values
+            self._before = stack.scrape(reader, f"{request.request_id}:before")
         return (request,), {}
 
     def first_token(self, request: Request) -> None:
@@ -66,15 +66,9 @@ class PlainTtft:
         """Read the rest, and look where the prompt's tokens came from."""
         assert self._pending is not None
         observation = self._pending.result()
-        reader = self.sampler.reader
-        seen: list[r.MetricsSnapshot] = []
-
-        def booked() -> bool:
-            seen.append(self.stack.scrape(reader, f"{request.request_id}:after"))
-            return seen[-1].values["prompt_tokens"] - self._before["prompt_tokens"] >= len(request.prompt_token_ids)
-
-        self.stack.wait("counters", booked, bound_s=3.0, bound_source="fixtures.stack.COUNTERS_SETTLE_S")
-        values = {f"{request.request_id}:before": self._before, f"{request.request_id}:after": seen[-1].values}
+        reader, prompt_tokens = self.sampler.reader, len(request.prompt_token_ids)
+        after = self.stack.scrape_booked(reader, self._before, f"{request.request_id}:after", prompt_tokens)
+        values = {seen.label: seen.values for seen in (self._before, after) if seen is not None}
         wrong = complaint(self.arm, observation, values, self.sampler.block_tokens)
         if wrong:
             self.complaints.append(wrong)

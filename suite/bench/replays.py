@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fixtures.errors import HarnessError
 from reports import records as r
 from reports.history import History
 from suite.bench.sampler import captured
@@ -43,8 +44,6 @@ SEED = 7
 DEADLINE_S = 120.0
 TTFT_LIMIT_S = 0.5
 """For goodput: about five times a cold prompt of this length on two idle cores."""
-COUNTERS_BOUND_S = 5.0
-"""Until an engine has booked all requests; one was seen to take 0.2 s."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +149,7 @@ def measure(stack: Stack, case_id: str, cell: Cell, requests: int, names: list[s
     for request in trace:
         analyser.add(request)
     with captured(stack), stack.phase(case_id, cell.name):
-        before = {n: stack.scrape(n, f"{cell.name}:before").values for n in names}
+        before = {n: stack.scrape(n, f"{cell.name}:before") for n in names}
         results = send_trace(
             stack, trace, names, nonce=f"{stack.stack_id}/{case_id}/{cell.name}", concurrency=cell.concurrency
         )
@@ -160,7 +159,7 @@ def measure(stack: Stack, case_id: str, cell: Cell, requests: int, names: list[s
             stack.fact(UNANSWERED, {"cell": cell.name, "errors": dict(errors)})
             return None
         sent = {n: sum(x.input_tokens for x in whole if x.engine == n) for n in names}
-        after = {n: _booked(stack, n, before[n][PROMPT] + sent[n], f"{cell.name}:after") for n in names}
+        after = {n: _booked(stack, before[n], sent[n], f"{cell.name}:after") for n in names}
         settle_s = _settle(stack)
     found = Measured(
         cell=cell,
@@ -168,7 +167,7 @@ def measure(stack: Stack, case_id: str, cell: Cell, requests: int, names: list[s
         reusable_tokens=analyser.result().infinite.reusable.hits,
         input_tokens=sum(q.input_tokens for q in trace),
         by_engine={
-            n: {k: after[n][k] - before[n][k] for k in (PROMPT, LOCAL, EXTERNAL, COMPUTED, "preemptions")}
+            n: {k: after[n].values[k] - before[n].values[k] for k in (PROMPT, LOCAL, EXTERNAL, COMPUTED, "preemptions")}
             for n in names
         },
         sent_by_engine=sent,
@@ -183,18 +182,12 @@ def measure(stack: Stack, case_id: str, cell: Cell, requests: int, names: list[s
     return found
 
 
-def _booked(stack: Stack, engine: str, total: float, label: str) -> dict[str, float]:
-    """The engine's counters once all its requests are in them."""
-    seen: list[dict[str, float]] = []
-
-    def booked() -> bool:
-        seen.append(stack.scrape(engine, label).values)
-        return seen[-1][PROMPT] >= total and len(seen) > 1 and seen[-1] == seen[-2]
-
-    stack.wait(
-        f"{engine} to book the replay", booked, bound_s=COUNTERS_BOUND_S, bound_source="suite.bench.replays", poll_s=0.2
-    )
-    return seen[-1]
+def _booked(stack: Stack, before: r.MetricsSnapshot, prompt_tokens: int, label: str) -> r.MetricsSnapshot:
+    """The engine's counters once all its requests are in them. Raises HarnessError for an engine that does not answer."""
+    found = stack.scrape_booked(before.unit, before, label, prompt_tokens)
+    if found is None:
+        raise HarnessError(f"{before.unit} answered the replay, and does not answer when asked for its counters")
+    return found
 
 
 def _settle(stack: Stack) -> float | None:

@@ -71,9 +71,7 @@ def blocks_needed(log_ratios: Sequence[float], at: float, alpha: float = ALPHA) 
     count = len(log_ratios)
     above = sum(x > at for x in log_ratios)
     leading = max(above, count - above)
-    share = (leading + 0.5) / (count + 1)
-    if not log_ratios:
-        share = 1.0
+    share = (leading + 0.5) / (count + 1) if log_ratios else 1.0
     total = count + 1
     while total <= _FURTHEST:
         if log_wealth(total, min(total, math.floor(share * total))) >= math.log(1 / alpha):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
+from reports.compare_runs import RESULTS
 from reports.history import History
 from suite.bench import thresholds
 from suite.bench.replays import (
@@ -25,7 +26,6 @@ from suite.bench.replays import (
     warm_up,
 )
 from suite.bench.sampler import remote_reader
-from suite.bench.ttft import RESULTS
 from suite.checks import logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
@@ -163,11 +163,12 @@ class Promise(Gate):
     How it can lie: nothing was lost; the pool's hits are those of the engines' own caches; the pool recovers hits and costs more
     time than computing.
     Oracle: counts of one trace on three stacks of the run's sweep: native with ample caches, native with constrained ones, pool
-    with constrained ones. Hits beyond what the ample caches give (engines that share) count too, and are told apart.
+    with constrained ones, each sound (all answered, sources add up, no impossible hit). Hits beyond what the ample caches give (engines that share) count too, and are told apart.
     Turns red: a pool without hits, with part of them, or too small for the working set.
     """
 
     id = "B.promise"
+    version = 2
     claim = "with constrained caches the pool gives back at least the threshold's part of the hits lost"
     proof = ()
 
@@ -193,7 +194,14 @@ class Promise(Gate):
             text = f"not measured in this run: {', '.join(missing)}; run B.sweep with it, in one process"
             findings: list[r.Finding] = [finding(r.FindingCode.NO_CONTROL, text)]
             return self.verdict(history, outcome_of(findings), findings=findings, got=text, wanted="three stacks")
-        ample, native, pool = (m for m in found.values() if m is not None)
+        measured = [m for m in found.values() if m is not None]
+        if spoiled := [m.cell.name for m in measured if m.summary.failed or _sources(m) or _impossible(m)]:
+            text = f"figures that count for nothing, B.sweep says why: {', '.join(spoiled)}"
+            findings = [finding(r.FindingCode.NO_CONTROL, text)]
+            return self.verdict(
+                history, outcome_of(findings), findings=findings, got=text, wanted="three sound replays"
+            )
+        ample, native, pool = measured
         lost = ample.hit_rate - native.hit_rate
         recovered = pool.hit_rate - native.hit_rate
         share = recovered / lost if lost > 0 else None

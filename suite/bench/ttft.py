@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
+from reports.compare_runs import RESULTS
 from reports.history import History
 from suite.bench import thresholds
-from suite.bench.blocks import ARMS, Blocks, block_tokens_of, percentile_ms, read_blocks
+from suite.bench.blocks import ARMS, Blocks, block_tokens_of, read_blocks
 from suite.bench.sampler import Sampler, remote_reader
 from suite.bench.statistics import METHOD, Decision, decide, fewest_blocks, sample
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
 from suite.gates.judging import delta_of, explanation, ordered, visible_findings
+from suite.workload.summary import Spread
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -26,9 +29,6 @@ SEGMENTS = "pool"
 
 JUDGED_FROM_TOKENS = 2000
 """Shorter prompts are measured, for the break-even length, and never judged: no pool can beat computing a block or two."""
-
-RESULTS = "bench.results"
-"""Fact: what ``reports compare`` reads; a list of {benchmark, unit, better, values}; ``blocks`` and ``interleaved`` where values are paired."""
 
 
 class Ttft(Gate):
@@ -101,9 +101,7 @@ class Ttft(Gate):
             else "measured; this platform has no threshold",
             numbers=_numbers(history, blocks, decision),
             notes=() if judged else _notes(tokens, decision),
-            cause="the pool's path costs more than computing anew" if findings else "",
-            production="vllm:time_to_first_token_seconds of requests with external hits" if findings else "",
-            next_command=f"pytest -m bench -k '{history.case.case_id}'" if findings else "",
+            **_explained(history, findings),
         )
 
 
@@ -112,7 +110,7 @@ def results(tokens: int, blocks: Blocks) -> list[dict[str, Any]]:
     """What ``reports compare`` reads: one value a block and arm (the geometric mean of its two times), in seconds."""
     found = []
     for arm in ARMS:
-        values = [math.exp(sum(map(math.log, b.ttft_s[arm])) / len(b.ttft_s[arm])) for b in blocks.valid]
+        values = [geometric_mean(b.ttft_s[arm]) for b in blocks.valid]
         found.append(
             {
                 "benchmark": f"ttft/{arm}/{tokens}",
@@ -220,7 +218,9 @@ def _plain(value: float) -> float | None:
 
 
 def _spread(values_s: Sequence[float]) -> dict[str, float]:
-    return {f"p{q}": percentile_ms(values_s, q) for q in (50, 90, 99)}
+    found = Spread.of(list(values_s))
+    assert found is not None, "no values"
+    return {"p50": round(found.p50, 1), "p90": round(found.p90, 1), "p99": round(found.p99, 1)}
 
 
 TTFT = Ttft()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -212,9 +211,3 @@ def write_run(
 def series(name: str, values: Iterable[float], **changes: Any) -> dict[str, Any]:
     """One benchmark of a run."""
     return {"benchmark": name, "unit": "s", "better": "lower", "values": list(values), **changes}
-
-
-def geometric(values: Iterable[float]) -> float:
-    """Geometric mean."""
-    found = list(values)
-    return math.exp(sum(map(math.log, found)) / len(found))

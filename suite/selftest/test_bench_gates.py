@@ -105,7 +105,10 @@ def test_a_pool_without_hits_is_the_stack_s_fault() -> None:
 
 def test_a_failed_request_fails() -> None:
     failed = {"http_status": 500, "error": "http 500: no"}
-    assert _judged(lambda _: FAST, spoil=lambda b: failed if b == 3 else {})[:2] == ("FAIL", "failed-request")
+    outcome, finding, verdict = _judged(lambda _: FAST, spoil=lambda b: failed if b == 3 else {})
+    assert (outcome, finding) == ("FAIL", "failed-request")
+    assert "kv_load_failure_policy" in verdict.cause, "the cause is that of the finding"
+    assert "the pool's path costs more" in _judged(lambda _: SLOW, spec=CUDA)[2].cause
 
 
 def test_bytes_that_do_not_go_with_the_tokens_fail() -> None:
@@ -238,9 +241,9 @@ def _promise(*facts: r.Fact, **spec: Any) -> r.Verdict:
 
 def _three(ample: int, native: int, pool: tuple[int, int]) -> list[r.Fact]:
     return [
-        samples.measured(_cell("native", "ample"), local=ample),
-        samples.measured(_cell("native", "constrained"), local=native),
-        samples.measured(_cell("pool", "constrained"), local=pool[0], external=pool[1]),
+        samples.measured(_cell("native", "ample"), local=ample, reusable=8000),
+        samples.measured(_cell("native", "constrained"), local=native, reusable=8000),
+        samples.measured(_cell("pool", "constrained"), local=pool[0], external=pool[1], reusable=8000),
     ]
 
 
@@ -257,6 +260,14 @@ def test_no_promise_is_judged_where_nothing_was_lost_or_measured() -> None:
     assert _promise(*_three(2100, 2000, (2000, 0))).outcome is r.Outcome.INCONCLUSIVE
     assert _promise(*_three(7000, 2000, (2000, 4500))[:2]).finding == "no-control"
     assert _promise().outcome is r.Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("changes", [{"sent_by_engine": {"e0": 9999}}, {"reusable": 6000}])
+def test_a_promise_does_not_rest_on_a_replay_that_does_not_add_up(changes: dict[str, Any]) -> None:
+    ample, native, _ = _three(7000, 2000, (2000, 4500))
+    spoiled = samples.measured(_cell("pool", "constrained"), local=2000, external=4500, **{"reusable": 8000, **changes})
+    verdict = _promise(ample, native, spoiled)
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, "no-control")
 
 
 def test_the_newest_replay_of_a_cell_counts() -> None:

@@ -159,6 +159,11 @@ class ModelStack:
         found = msgspec.structs.replace(found, request_id=request.request_id)
         return SimpleNamespace(result=lambda: found, wait_first_token=lambda _: True)
 
+    def scrape_booked(
+        self, engine: str, before: r.MetricsSnapshot, label: str, prompt_tokens: int
+    ) -> r.MetricsSnapshot:
+        return self.scrape(engine, label)
+
     def scrape(self, engine: str, label: str) -> r.MetricsSnapshot:
         return r.MetricsSnapshot(unit=engine, label=label, t_s=1.0, values=dict(self.counted[engine]))
 
