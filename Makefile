@@ -36,7 +36,7 @@ gates-full: setup ## every case of every gate; RESUME=reports/out/RUN goes on wi
 smoke: setup ## the fastest real-stack proof of each family; a few minutes
 	@tools/run smoke $(ARGS)
 
-bench-smoke: setup ## TTFT by source, break-even and a concurrency ladder, on the real stack; under five minutes
+bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack; under five minutes
 	@tools/run bench-smoke $(ARGS)
 
 defects: setup ## planted defects: proof that the gates can go red
