@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fixtures.stack_pool import start_extra_engine
+from fixtures.stack_pool import start_extra_engine, stop_extra_engine
 from reports import records as r
 from reports.history import History
 from suite.checks import parity
@@ -55,9 +55,7 @@ class NoMaster(Gate):
             stack.fact("no-master.address", address)
         with stack.phase(case.id, "stop"):
             stack.scan_logs(case.id)
-            handle = stack.handle("lost")
-            leftovers = stack.runtime.stop(handle, grace_s=5.0)
-            stack.extras.pop("lost", None)
+            leftovers = stop_extra_engine(stack, "lost", grace_s=5.0)
             if attempt.result == "ready":
                 stack.dirty = True
             stack.fact("no-master.leftovers", leftovers)
