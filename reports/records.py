@@ -298,6 +298,14 @@ class SocketSnapshot(Record, frozen=True, kw_only=True, tag="sockets"):
     listening: tuple[str, ...] = ()
     """``unit address:port`` of every listening TCP socket of the stack."""
 
+    def unit_at(self, endpoint: str) -> str | None:
+        """Unit that listens at an endpoint as the store lists it, or None.
+
+        By port alone: the store lists the address that a client advertises, the kernel the one that it binds (all interfaces).
+        """
+        port = endpoint.rpartition(":")[2]
+        return next((line.partition(" ")[0] for line in self.listening if line.rpartition(":")[2] == port), None)
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # Cases

@@ -168,9 +168,8 @@ def remote_findings(history: History) -> list[r.Finding]:
     reader = history.fact("bench.reader")
     if listing is None or sockets is None or reader is None or not listing.segments:
         return [finding(r.FindingCode.NO_CONTROL, "nobody looked whose memory the pool is")]
-    units = {line.rsplit(":", 1)[1]: line.split(" ", 1)[0] for line in sockets.listening}
-    ports = [str(segment["endpoint"]).rsplit(":", 1)[-1] for segment in listing.segments.values()]
-    holders = sorted({units.get(port, f"unknown (port {port})") for port in ports})
+    endpoints = [str(segment["endpoint"]) for segment in listing.segments.values()]
+    holders = sorted({sockets.unit_at(endpoint) or f"unknown ({endpoint})" for endpoint in endpoints})
     if any(name.startswith("unknown") or name == reader.value["reader"] for name in holders):
         text = (
             f"memory of the pool belongs to {', '.join(holders)}: the reader {reader.value['reader']} may read its own"

@@ -198,11 +198,10 @@ def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label:
     save()
     new = sorted(stack.keys() - before)
     (replicas,) = stack.store_tool([{"op": "owners", "keys": new}])
-    # By port alone: the store lists the address a client advertises, the kernel the one it binds (all interfaces).
-    units = {line.rsplit(":", 1)[1]: line.split(" ", 1)[0] for line in stack.snapshot_sockets(label).listening}
+    sockets = stack.snapshot_sockets(label)
     counts: dict[str, int] = {}
     for endpoints in replicas.values():
         for endpoint in endpoints:
-            unit = units.get(endpoint.rsplit(":", 1)[-1], f"unknown {endpoint}")
+            unit = sockets.unit_at(endpoint) or f"unknown {endpoint}"
             counts[unit] = counts.get(unit, 0) + 1
     stack.fact("owners", {"label": label, "saver": owner, "blocks": len(new), "held_by": counts})

@@ -125,17 +125,16 @@ class CellCollector(Recovery):
     def _record_owners(self) -> None:
         """Facts ``owners``: for each victim, how many of its blocks which unit holds.
 
-        From the master's replica lists (address of the memory) and the kernel's socket list (who listens there). By port
-        alone: the store lists the address a client advertises, the kernel the one it binds.
+        From the master's replica lists (address of the memory) and the kernel's socket list (who listens there).
         """
         store = self.stack.store
         assert store is not None
-        units = {x.rsplit(":", 1)[1]: x.split(" ", 1)[0] for x in self.stack.snapshot_sockets("owners").listening}
+        sockets = self.stack.snapshot_sockets("owners")
         for i, keys in enumerate(self.plan.victim_keys):
             held: dict[str, int] = {}
             for key in keys:
                 for replica in store.admin.query_key(key):
-                    unit = units.get(replica.endpoint.rsplit(":", 1)[-1], f"unknown {replica.endpoint}")
+                    unit = sockets.unit_at(replica.endpoint) or f"unknown {replica.endpoint}"
                     held[unit] = held.get(unit, 0) + 1
             self.stack.fact(
                 "owners", {"label": f"victim/{i}", "saver": self.plan.saver, "blocks": len(keys), "held_by": held}
