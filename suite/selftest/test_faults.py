@@ -125,6 +125,16 @@ def test_all_active_faults_are_healed_although_one_heal_fails(stack: Stack) -> N
     assert stack.dirty
 
 
+def test_a_heal_that_nobody_saw_leaves_the_stack_dirty(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze = Freeze("master")
+    freeze.inject(stack)
+    unseen = freeze._heal(stack)[1]
+    monkeypatch.setattr(Freeze, "_heal", lambda self, stack: (False, unseen))
+    (complaint,) = prove_healthy(stack, "case")
+    assert complaint.startswith(f"healing {freeze.fault_id}: not seen to be undone: ")
+    assert stack.dirty
+
+
 def test_an_interrupt_in_the_middle_of_a_fault_leaves_it_to_be_healed(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
