@@ -163,7 +163,7 @@ def test_the_proxy_delays_each_connection_and_passes_everything_on(server_url: s
         proxy.delay_s = 0.0
         direct = httpx.post(f"{server_url}/v1/completions", json=body, trust_env=False)
         assert slow.json() == direct.json()
-        assert proxy.served == 1
+        assert proxy.route.counters.connections == 1
 
 
 def test_a_proxy_of_nothing_refuses_and_leaves_nothing_behind() -> None:
