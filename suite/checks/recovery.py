@@ -102,6 +102,17 @@ def check_kv_released(snapshot: r.MetricsSnapshot | None, *, tolerance_ratio: fl
     ]
 
 
+def check_at_rest(snapshot: r.MetricsSnapshot | None) -> list[r.Finding]:
+    """An engine whose last request has ended comes to rest (else ``hang``: no client waits any more), and holds no KV."""
+    if snapshot is None:
+        return too_few("no metrics of the idle engine")
+    running, waiting = snapshot.values["running"], snapshot.values["waiting"]
+    if running + waiting == 0:
+        return check_kv_released(snapshot)
+    text = f"{snapshot.unit}: {running:g} running and {waiting:g} waiting requests where every request has ended"
+    return [finding(r.FindingCode.HANG, text, unit=snapshot.unit, running=running, waiting=waiting)]
+
+
 def check_admission(observation: r.Observation | None, max_model_len: int) -> list[r.Finding]:
     """A request of the engine's full length (prompt and max_tokens together) is admitted and answered."""
     if observation is None:

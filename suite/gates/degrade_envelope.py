@@ -11,6 +11,7 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import degrade
+from suite.gates.selections import kind_of
 
 BEFORE = ("baseline", "short", "traffic")
 
@@ -58,7 +59,7 @@ def envelope(
 
 def _row(o: r.Observation, begin_s: float, limit_s: float, after: bool) -> dict[str, Any]:
     return {
-        "role": o.role.partition("/")[0],
+        "role": kind_of(o),
         "engine": o.engine,
         "at_s": round(o.sent_s - begin_s, 2),
         "took_s": round(o.ttft_s if o.ttft_s is not None else o.duration_s, 3),

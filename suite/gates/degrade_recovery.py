@@ -9,9 +9,11 @@ import httpx
 
 from fixtures.errors import HarnessError
 from fixtures.revive import join, revive
+from fixtures.stack_pool import stop_extra_engine
 from suite.checks.base import STORE_GET, STORE_STATUSES
 from suite.gates.degrade_cells import Cell
 from suite.gates.degrade_plan import SHORT_TOKENS, plan_cell
+from suite.gates.sequences import at_rest
 from suite.workload.prompts import PromptMaker
 
 if TYPE_CHECKING:
@@ -164,17 +166,13 @@ class Recovery:
                 bound_source=HITS_SOURCE,
                 poll_s=0.5,
             )
-        handle = stack.handle(name)
-        stack.runtime.stop(handle, stack.spec.timeouts.stop_s)
-        stack.engines.pop(name, None)
-        stack.extras.pop(name, None)
+        stop_extra_engine(stack, name, stack.spec.timeouts.stop_s)
 
     def idle(self, engine: str) -> bool:
         try:
-            values = self.stack.scrape(engine, f"idle/{engine}").values
+            return at_rest(self.stack, engine, f"idle/{engine}")
         except httpx.HTTPError:  # why: that an engine does not answer is for its requests to show, and to judge
             return False
-        return values["kv_usage_ratio"] == 0.0 and values["running"] + values["waiting"] == 0.0
 
     def scrape_all(self, label: str) -> None:
         for name in self.plan.survivors:

@@ -69,19 +69,15 @@ def ask_pair(stack: Stack, case_id: str, pair: Pair) -> None:
     salts = _ask_references(stack, case_id, tag, reader, prompt)
     before = stack.keys()
     with stack.phase(case_id, f"save/{tag}"):
-        stack.save(saver.engine, prompt, role=f"save/{tag}", **saver.fields())
-        stack.ask_measured(saver.engine, prompt, f"saver/{tag}", **saver.fields())
-    saved = stack.keys()
-    with stack.phase(case_id, f"foreign/{tag}"):
-        stack.ask_measured(reader.engine, prompt, f"foreign/{tag}", **reader.fields())
-    settle_saves(stack)
-    wrote = stack.keys() - saved
+        _ask_saver(stack, tag, saver, prompt)
+    saved = stack.keys() - before
+    wrote = _ask_foreign(stack, case_id, tag, reader, prompt)
     with stack.phase(case_id, f"controls/{tag}"):
         _ask_control(stack, tag, saver, prompt)
         if pair.equal is not None:
             _ask_control(stack, tag, pair.equal, prompt)
         _ask_own(stack, tag, reader, prompt, salts[0])
-    _record(stack, pair, saved - before, wrote)
+    _record(stack, pair, saved, wrote)
 
 
 def ask_before_and_after(stack: Stack, case_id: str, pair: Pair, change: Callable[[], None]) -> None:
@@ -92,18 +88,13 @@ def ask_before_and_after(stack: Stack, case_id: str, pair: Pair, change: Callabl
     settle_saves(stack)
     before = stack.keys()
     with stack.phase(case_id, f"save/{tag}"):
-        stack.save(saver.engine, prompt, role=f"save/{tag}", **saver.fields())
-        stack.ask_measured(saver.engine, prompt, f"saver/{tag}", **saver.fields())
+        _ask_saver(stack, tag, saver, prompt)
         _ask_control(stack, tag, saver, prompt)
     saved = stack.keys() - before
     with stack.phase(case_id, f"change/{tag}"):
         change()
     salts = _ask_references(stack, case_id, tag, reader, prompt)
-    then = stack.keys()
-    with stack.phase(case_id, f"foreign/{tag}"):
-        stack.ask_measured(reader.engine, prompt, f"foreign/{tag}", **reader.fields())
-    settle_saves(stack)
-    wrote = stack.keys() - then
+    wrote = _ask_foreign(stack, case_id, tag, reader, prompt)
     with stack.phase(case_id, f"controls/{tag}"):
         _ask_own(stack, tag, reader, prompt, salts[0])
     _record(stack, pair, saved, wrote)
@@ -119,6 +110,20 @@ def _ask_references(stack: Stack, case_id: str, tag: str, reader: Party, prompt:
             stack.ask_measured(reader.engine, prompt, f"native/{tag}", **reader.fields(salts[0]))
     settle_saves(stack)
     return salts
+
+
+def _ask_saver(stack: Stack, tag: str, saver: Party, prompt: Prompt) -> None:
+    stack.save(saver.engine, prompt, role=f"save/{tag}", **saver.fields())
+    stack.ask_measured(saver.engine, prompt, f"saver/{tag}", **saver.fields())
+
+
+def _ask_foreign(stack: Stack, case_id: str, tag: str, reader: Party, prompt: Prompt) -> frozenset[str]:
+    """The reader asks for what the saver saved; returns the keys that the reader wrote."""
+    before = stack.keys()
+    with stack.phase(case_id, f"foreign/{tag}"):
+        stack.ask_measured(reader.engine, prompt, f"foreign/{tag}", **reader.fields())
+    settle_saves(stack)
+    return stack.keys() - before
 
 
 def _ask_control(stack: Stack, tag: str, party: Party, prompt: Prompt) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, liveness, logs, parity, sources
-from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run
+from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
+from suite.gates.selections import budget_of, kind_of, measured
 from suite.workload.prompts import reusable_tokens
 
 PRIORITY = (
@@ -101,22 +102,21 @@ def judge_arms(
     """
     oracle = Oracle(history)
     observed = history.observations()
-    measured = [o for o in observed if history.metrics(o.engine, f"{o.request_id}:before") is not None]
+    counted = measured(history)
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "liveness": lambda: liveness.check_liveness(observed),
         "clock": lambda: liveness.check_clock(observed),
         "oracle": lambda: oracle.check(planted=arm == "external"),
-        "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in measured) else [],
+        "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in counted) else [],
         "answers": lambda: _answers(history, oracle, arm),
-        "hits": lambda: _hits(history, measured),
-        "accounting": lambda: _accounting(history, measured),
-        "lookups": lambda: _lookups(history, measured),
-        "fallbacks": lambda: _fallbacks(history, measured),
+        "counters": lambda: _uncounted(observed, counted, arm),
+        "hits": lambda: _hits(history, counted),
+        **measured_checks(history, counted),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
     findings = ordered([*run(checks), *extra])
-    judged = [o for o in measured if _tag(o.role)[0] == arm]
+    judged = [o for o in counted if kind_of(o) == arm]
     got = [_tokens(history, o, arm) for o in judged]
     wanted = [expected_external(history, o) if arm == "external" else expected_local(history, o) for o in judged]
     return gate.verdict(
@@ -193,6 +193,13 @@ def _external(history: History, o: r.Observation) -> float:
     return (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
 
 
+def _uncounted(observed: Sequence[r.Observation], counted: Sequence[r.Observation], arm: str) -> list[r.Finding]:
+    """Whose counters nobody read is judged by none of the checks that rest on them."""
+    seen = {o.request_id for o in counted}
+    lost = [o for o in observed if o.ok and kind_of(o) == arm and o.request_id not in seen]
+    return too_few(f"no counters around {len(lost)} requests; first: {lost[0].request_id}") if lost else []
+
+
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
     found: list[r.Finding] = []
     for o in measured:
@@ -213,8 +220,6 @@ def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding
 
 def _lookups(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
     """No request is looked up again and again. Prompts shorter than a block, and engines without a pool, look up nothing."""
-    stack = history.stack
-    budget: Any = stack.spec["budget"] if stack else {}
     found: list[r.Finding] = []
     for o in measured:
         delta = delta_of(history, o) or {}
@@ -223,7 +228,7 @@ def _lookups(history: History, measured: Sequence[r.Observation]) -> list[r.Find
             for name, count in delta.items()
             if name.startswith(f"store.{STORE_LOOKUP}.") and name.endswith(".ops")
         ):
-            found += degrade.check_lookups([o], delta, max_lookups=int(budget["max_lookups"]))
+            found += degrade.check_lookups([o], delta, max_lookups=int(budget_of(history)["max_lookups"]))
     return found
 
 
@@ -244,11 +249,11 @@ def _accounting(history: History, measured: Sequence[r.Observation]) -> list[r.F
 
 def _pairs(history: History, kind: str, reference: str) -> list[answers.Pair]:
     """(answer of an arm, answer of the reference arm) for equal prompts of the case."""
-    references = {o.prompt_token_ids: o for o in history.observations() if _tag(o.role)[0] == reference}
+    references = {o.prompt_token_ids: o for o in history.observations() if kind_of(o) == reference}
     return [
         (o, references[o.prompt_token_ids])
         for o in history.observations()
-        if _tag(o.role)[0] == kind and o.prompt_token_ids in references
+        if kind_of(o) == kind and o.prompt_token_ids in references
     ]
 
 
@@ -274,7 +279,7 @@ def failed_loads(history: History, o: r.Observation) -> int:
     return int(sum(delta.get(f"store.{STORE_GET}.{status}.ops", 0.0) for status in STORE_STATUSES if status != "ok"))
 
 
-def _fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
+def fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
     """No load failed where nothing was done to the stack; what failed was recomputed, and the response calls it cached."""
     fell = [o for o in measured if failed_loads(history, o)]
     if not fell or history.faults("inject"):
@@ -301,12 +306,29 @@ def measured_checks(
     return {
         "accounting": lambda: _accounting(history, measured),
         "lookups": lambda: _lookups(history, measured),
-        "fallbacks": lambda: _fallbacks(history, measured),
+        "fallbacks": lambda: fallbacks(history, measured),
     }
 
 
 def _cold_notes(history: History, oracle: Oracle) -> tuple[str, ...]:
     return tuple(answers.judge_cold(_pairs(history, "external", "cold"), oracle.cold_limit).notes)
+
+
+def read_in_full(history: History, o: r.Observation) -> bool:
+    """All reusable tokens of an answered request came from the pool, by the engine's own counters."""
+    whole = reusable_tokens(len(o.prompt_token_ids), history.engine(o.engine).block_tokens)
+    return o.ok and (delta_of(history, o) or {}).get(EXTERNAL, 0.0) == whole > 0
+
+
+def healthy_findings(history: History, when: str) -> list[r.Finding]:
+    """The stack was proven well (``fixtures.healthy``); its first complaint, said of ``when``, otherwise."""
+    fact = history.fact("healthy")
+    if fact is None:
+        return too_few(f"{when}: nobody proved the stack healthy")
+    complaints = fact.value["complaints"]
+    if not complaints:
+        return []
+    return [finding(r.FindingCode.HITS_NOT_BACK, f"{when}: {complaints[0]}", complaints=complaints)]
 
 
 def visible_findings(history: History) -> list[r.Finding]:

@@ -16,12 +16,11 @@ from suite.gates.judging_sequence import (
     check_answers,
     check_control,
     check_exact,
-    cold_pairs,
     forget,
-    measured,
     rules_of,
 )
 from suite.gates.oracle import Oracle
+from suite.gates.selections import cold_pairs, measured
 
 BURST = "burst"
 """Phase of the requests that overlap."""

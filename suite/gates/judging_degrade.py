@@ -10,9 +10,9 @@ from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import explanation, ordered, visible_findings
+from suite.gates.judging import explanation, ordered, read_in_full, visible_findings
 from suite.gates.oracle import Oracle
-from suite.workload.prompts import reusable_tokens
+from suite.gates.selections import budget_of, cold_pairs
 
 VICTIM, BYSTANDER, BASELINE, CONTROL, MAXIMUM = "victim", "bystander", "baseline", "control", "maximum-length"
 
@@ -40,24 +40,17 @@ def judge_degrade(gate: Gate, history: History) -> r.Verdict:
         "logs": lambda: logs.check_logs(history),
     }
     findings = ordered(run(checks))
-    budget_s = float(_budget(history)["ttft_extra_s"])
+    budget_s = float(budget_of(history)["ttft_extra_s"])
     return gate.verdict(
         history,
         outcome_of(findings),
         findings=findings,
         got=findings[0].message if findings else f"{len(victims)} victims answered right, 200, within budget",
-        wanted=f"200, the cold answer, TTFT at most max({_budget(history)['ttft_factor']:g} x cold, cold + {budget_s:g} s)",
+        wanted=f"200, the cold answer, TTFT at most max({budget_of(history)['ttft_factor']:g} x cold, cold + {budget_s:g} s)",
         numbers={**oracle.numbers(), **numbers(history, degraded)},
         notes=tuple(answers.judge_cold(cold_pairs(history, victims), oracle.cold_limit_concurrent).notes),
         **explanation(history, findings),
     )
-
-
-def _budget(history: History) -> dict[str, Any]:
-    stack = history.stack
-    budget = stack.spec["budget"] if stack else {}
-    assert isinstance(budget, dict)
-    return budget
 
 
 def pressure(history: History, victims: int) -> list[r.Finding]:
@@ -76,12 +69,7 @@ def pressure(history: History, victims: int) -> list[r.Finding]:
 def control(history: History) -> list[r.Finding]:
     """Before the fault, the reader did read blocks that the target had saved."""
     for o in history.observations(phase="control"):
-        if not o.role.startswith("control/") or not o.ok:
-            continue
-        delta = history.delta(o.engine, f"{o.request_id}:before", f"{o.request_id}:after") or {}
-        if delta.get("prompt_tokens.external", 0) == reusable_tokens(
-            len(o.prompt_token_ids), history.engine(o.engine).block_tokens
-        ):
+        if o.role.startswith("control/") and read_in_full(history, o):
             return []
     return [finding(r.FindingCode.NO_CONTROL, "before the fault, the reader read no block of the target in full")]
 
@@ -90,12 +78,6 @@ def same_engine(history: History) -> list[r.Finding]:
     """The reader's processes are those from before the fault."""
     by_label = {s.label: s for s in history.of(r.ProcessSnapshot)}
     return liveness.check_same_processes(by_label.get("before"), by_label.get("after"))
-
-
-def cold_pairs(history: History, victims: Sequence[r.Observation]) -> list[answers.Pair]:
-    """(answer of a victim, cold answer of the same prompt from before the fault)."""
-    cold = {o.prompt_token_ids: o for o in history.observations() if o.role.startswith("cold")}
-    return [(o, cold[o.prompt_token_ids]) for o in victims if o.ok and o.prompt_token_ids in cold]
 
 
 def degraded_answers(history: History, victims: Sequence[r.Observation], oracle: Oracle) -> list[r.Finding]:
@@ -111,7 +93,7 @@ def budget(history: History, degraded: Sequence[r.Observation]) -> list[r.Findin
     answered = [o for o in degraded if o.ok]
     if not answered:
         return []  # liveness says so already, and there is no answer whose time could be judged
-    spec = _budget(history)
+    spec = budget_of(history)
     cold = [o for o in history.observations(phase="baseline") if o.role.startswith(BASELINE)]
     cold += [o for o in history.observations(phase="baseline") if o.role.startswith("short")]
     return degrade.check_budget(answered, cold, factor=float(spec["ttft_factor"]), extra_s=float(spec["ttft_extra_s"]))
@@ -123,7 +105,7 @@ def lookups(history: History, degraded: Sequence[r.Observation]) -> list[r.Findi
         return []
     reader = degraded[0].engine
     delta = history.delta(reader, "before-fault", "after-fault")
-    return degrade.check_lookups(degraded, delta, max_lookups=int(_budget(history)["max_lookups"]))
+    return degrade.check_lookups(degraded, delta, max_lookups=int(budget_of(history)["max_lookups"]))
 
 
 def admission(history: History) -> list[r.Finding]:

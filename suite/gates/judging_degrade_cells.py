@@ -18,9 +18,10 @@ from suite.contract import Gate, outcome_of
 from suite.gates.degrade_cells import CONTROL, ETCD, LEADER, MASTER, OWNER, PEER, Cell
 from suite.gates.degrade_envelope import envelope, healed_s
 from suite.gates.judging import explanation, ordered
-from suite.gates.judging_degrade import cold_pairs, control
-from suite.gates.judging_degrade_pressure import check_landed, kind, pressure, saved_before, surviving
+from suite.gates.judging_degrade import control
+from suite.gates.judging_degrade_pressure import check_landed, pressure, saved_before, surviving
 from suite.gates.oracle import Oracle
+from suite.gates.selections import budget_of, cold_pairs, kind_of
 from suite.gates.stalls import stalls_of
 
 JUDGED = ("victim", "bystander", "saving", "traffic", "returned")
@@ -68,7 +69,7 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
     cell = Cell.of(history.case.params)
     oracle = Oracle(history)
     judged = judged_requests(history)
-    victims = [o for o in judged if kind(o) in ("victim", "returned")]
+    victims = [o for o in judged if kind_of(o) in ("victim", "returned")]
     survivors = surviving(history)
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "faults": lambda: check_landed(history),
@@ -89,8 +90,8 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
         "logs": lambda: unexplained_logs(history),
     }
     findings, unattributed = attributed(run(checks))
-    shape = envelope(history, judged, baseline(history), budget_spec(history))
-    spec = budget_spec(history)
+    shape = envelope(history, judged, baseline(history), budget_of(history))
+    spec = budget_of(history)
     why = explanation(history, findings)
     if findings and (cause := PREFERRED_CAUSES.get((cell.target, findings[0].code))):
         why["cause"] = cause
@@ -131,21 +132,13 @@ def attributed(found: Sequence[r.Finding]) -> tuple[tuple[r.Finding, ...], tuple
 
 def judged_requests(history: History) -> list[r.Observation]:
     """Requests that the claim is about, from the fault on, with the number taken off their roles."""
-    found = [o for phase in ("degraded", "recovery") for o in history.observations(phase=phase) if kind(o) in JUDGED]
-    return [msgspec.structs.replace(o, role=kind(o)) for o in found]
+    found = [o for phase in ("degraded", "recovery") for o in history.observations(phase=phase) if kind_of(o) in JUDGED]
+    return [msgspec.structs.replace(o, role=kind_of(o)) for o in found]
 
 
 def baseline(history: History) -> list[r.Observation]:
     """What requests cost here with nothing broken."""
-    return [o for o in history.observations(phase="baseline") if kind(o) in BASELINE]
-
-
-def budget_spec(history: History) -> dict[str, Any]:
-    """``[budget]`` of the stack's spec."""
-    stack = history.stack
-    spec = stack.spec["budget"] if stack else {}
-    assert isinstance(spec, dict)
-    return spec
+    return [o for o in history.observations(phase="baseline") if kind_of(o) in BASELINE]
 
 
 # How did requests fare? ---------------------------------------------------------------------------------------------
@@ -194,7 +187,7 @@ def within_budget(history: History, judged: Sequence[r.Observation]) -> list[r.F
     answered = [o for o in judged if o.ok]
     if not answered:
         return []
-    spec = budget_spec(history)
+    spec = budget_of(history)
     return degrade.check_budget(
         answered, baseline(history), factor=float(spec["ttft_factor"]), extra_s=float(spec["ttft_extra_s"])
     )
@@ -207,7 +200,7 @@ def lookups(history: History, cell: Cell, engine: str) -> list[r.Finding]:
         return too_few(f"{engine}: no counters around the fault", engine=engine)
     sent = [o for o in history.observations(engine=engine) if before.t_s <= o.sent_s <= after.t_s]
     found = degrade.check_lookups(
-        sent, history.delta(engine, "before-fault", "after-fault"), max_lookups=int(budget_spec(history)["max_lookups"])
+        sent, history.delta(engine, "before-fault", "after-fault"), max_lookups=int(budget_of(history)["max_lookups"])
     )
     if any(target in NO_MASTER for target, _ in cell.parts):
         found = [f for f in found if f.code is not r.FindingCode.NO_PRESSURE]
@@ -306,7 +299,7 @@ def waited_for_heal(history: History, cold: Sequence[r.Observation]) -> int:
     end_s = healed_s(history, begin) if begin else None
     if end_s is None or not any(o.ok and o.ttft_s is not None for o in cold):
         return 0
-    spec = budget_spec(history)
+    spec = budget_of(history)
     count = 0
     for o in judged_requests(history):
         limit_s, _ = degrade.limit_of(o, cold, factor=float(spec["ttft_factor"]), extra_s=float(spec["ttft_extra_s"]))

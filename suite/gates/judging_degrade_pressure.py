@@ -8,14 +8,10 @@ from suite.checks import faults
 from suite.checks.base import STORE_GET, STORE_STATUSES, too_few
 from suite.gates.degrade_cells import DATA, KEYS, OWNER, PEER, READER, Cell
 from suite.gates.judging import visible_findings
+from suite.gates.selections import kind_of
 
 LOST_OWNER = (OWNER, PEER, DATA)
 """Targets that hold blocks themselves: every victim must have had some on it."""
-
-
-def kind(o: r.Observation) -> str:
-    """A role without its number."""
-    return o.role.partition("/")[0]
 
 
 def surviving(history: History) -> list[str]:
@@ -35,7 +31,7 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
     if begin is None:
         return []  # check_landed says so
     degraded = history.observations(phase="degraded")
-    victims = [o for o in degraded if kind(o) == "victim"]
+    victims = [o for o in degraded if kind_of(o) == "victim"]
     found = faults.no_pressure("victims asked for after the fault", len(victims), 1)
     found += faults.no_pressure("engines that were not hurt and were looked at", len(surviving(history)), 1)
     owners = [f.value for f in history.facts("owners")]
@@ -48,15 +44,15 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         found += faults.no_pressure("victims with blocks in the pool", sum(o["blocks"] > 0 for o in owners), 1)
     if cell.phase in ("lookup", "load"):
         wanted = "doomed" if cell.target == READER else "victim"
-        caught = [o for o in degraded if kind(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
+        caught = [o for o in degraded if kind_of(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
         found += faults.no_pressure(f"{wanted} requests under way when the fault came", len(caught), 1)
     if cell.target == KEYS and not failed_loads(history):
         found += too_few("no load met a block that had vanished: the keys went too early or too late")
     if cell.phase == "save":
-        saving = [o for o in degraded if kind(o) == "saving" and o.sent_s <= begin.t_s]
+        saving = [o for o in degraded if kind_of(o) == "saving" and o.sent_s <= begin.t_s]
         found += faults.no_pressure("saves under way when the fault came", len(saving), 1)
     if cell.phase == "busy":
-        found += faults.no_pressure("requests of steady traffic", sum(kind(o) == "traffic" for o in degraded), 3)
+        found += faults.no_pressure("requests of steady traffic", sum(kind_of(o) == "traffic" for o in degraded), 3)
     return found
 
 

@@ -17,6 +17,7 @@ from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.judging import delta_of, ordered, sums_and_sources, visible_findings
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, QUIET_NAT, Oracle
+from suite.gates.selections import kind_of, measured
 from suite.workload.prompts import reusable_tokens
 
 SHARED_KEYS_SHOWN = 2
@@ -58,7 +59,7 @@ def judge_identity(gate: Gate, history: History) -> r.Verdict:
         "liveness": lambda: liveness.check_liveness(observed),
         "oracle": oracle.check,
         "controls": lambda: _controls(history, pairs),
-        "accounting": lambda: _accounting(history, observed),
+        "accounting": lambda: _accounting(history),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
@@ -202,11 +203,11 @@ def _control(history: History, kind: str, o: r.Observation) -> list[r.Finding]:
     ]
 
 
-def _accounting(history: History, observed: Sequence[r.Observation]) -> list[r.Finding]:
+def _accounting(history: History) -> list[r.Finding]:
     """Sums and sources of all measured requests but the foreign ones: what those claim is judged by itself."""
     found: list[r.Finding] = []
-    for o in observed:
-        if o.role.startswith("foreign/") or history.metrics(o.engine, f"{o.request_id}:before") is None:
+    for o in measured(history):
+        if kind_of(o) == "foreign":
             continue
         found += sums_and_sources(engine_facts(history, o.engine), o, delta_of(history, o))
     return found

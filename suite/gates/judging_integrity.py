@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from reports import records as r
 from reports.history import History
@@ -11,10 +10,9 @@ from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import EXTERNAL, finding, run, too_few
 from suite.checks.comparison import Difference, compare
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, failed_loads, ordered, visible_findings
-from suite.gates.judging_sequence import cold_pairs
+from suite.gates.judging import delta_of, failed_loads, ordered, read_in_full, visible_findings
 from suite.gates.oracle import Oracle
-from suite.workload.prompts import reusable_tokens
+from suite.gates.selections import budget_of, cold_pairs
 
 CORRUPTION = "damaged-block"
 """Fact: how, the keys that were touched, the blocks whose keys are known, and the store tool's answer."""
@@ -53,13 +51,13 @@ def victim_of(history: History) -> r.Observation | None:
 
 
 def served_silently(history: History, o: r.Observation) -> bool:
-    """The whole prefix, damaged block included, was taken from the pool, and no load was booked as failed.
+    """Tokens of the damaged block were taken from the pool, and no load was booked as failed.
 
     An answer whose log probabilities are no numbers is served as well, though nobody would call it complete.
     """
-    whole = reusable_tokens(len(o.prompt_token_ids), history.engine(o.engine).block_tokens)
     external = (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
-    return o.http_status == 200 and not o.timed_out and external >= whole and not failed_loads(history, o)
+    reached = external > first_damaged_token(history, o)
+    return o.http_status == 200 and not o.timed_out and reached and not failed_loads(history, o)
 
 
 def first_damaged_token(history: History, o: r.Observation) -> int:
@@ -71,13 +69,8 @@ def first_damaged_token(history: History, o: r.Observation) -> int:
 
 def difference(history: History, o: r.Observation) -> Difference | None:
     """The victim's answer against its cold one."""
-    pairs = cold_of(history, o)
+    pairs = cold_pairs(history, [o])
     return compare(*pairs[0]) if pairs else None
-
-
-def cold_of(history: History, o: r.Observation) -> list[answers.Pair]:
-    """The answer and the cold one of the same prompt."""
-    return cold_pairs(history, [o])
 
 
 def check_damage(history: History) -> list[r.Finding]:
@@ -100,10 +93,10 @@ def check_corruption(history: History, oracle: Oracle) -> list[r.Finding]:
         return []  # liveness says what became of it
     d = difference(history, o)
     if not served_silently(history, o):
-        return answers.judge_cold(cold_of(history, o), oracle.cold_limit).findings
+        return answers.judge_cold(cold_pairs(history, [o]), oracle.cold_limit).findings
     told = str(d) if d is not None else o.error or "no cold answer to compare with"
     limit = oracle.cold_limit.max_nat
-    arm = answers.judge_cold(cold_of(history, o), oracle.cold_limit).findings
+    arm = answers.judge_cold(cold_pairs(history, [o]), oracle.cold_limit).findings
     wrong = not o.ok or any(f.code is r.FindingCode.WRONG_ANSWER for f in arm)
     fact = history.fact(CORRUPTION)
     how = fact.value["how"] if fact else "?"
@@ -125,30 +118,24 @@ def check_corruption(history: History, oracle: Oracle) -> list[r.Finding]:
 def check_control(history: History, oracle: Oracle) -> list[r.Finding]:
     """An undamaged prompt, saved in the same way, was read in full and answered right."""
     for o in history.observations(phase="control"):
-        if o.ok and served_silently(history, o):  # nothing was damaged: here it means a plain full hit
-            return answers.judge_cold(cold_of(history, o), oracle.cold_limit).findings
+        if read_in_full(history, o) and not failed_loads(history, o):
+            return answers.judge_cold(cold_pairs(history, [o]), oracle.cold_limit).findings
     return [finding(r.FindingCode.NO_CONTROL, "the undamaged prompt was not read from the pool in full")]
 
 
 def check_lookups(history: History) -> list[r.Finding]:
     """The request over the damaged block was looked up a few times at most."""
-    o, stack = victim_of(history), history.stack
-    if o is None or stack is None:
-        return []
-    budget: Any = stack.spec["budget"]
-    delta = delta_of(history, o)
-    return degrade.check_lookups([o], delta, max_lookups=int(budget["max_lookups"])) if delta is not None else []
+    o = victim_of(history)
+    delta = delta_of(history, o) if o is not None else None
+    if o is None or delta is None:
+        return []  # check_damage says so
+    return degrade.check_lookups([o], delta, max_lookups=int(budget_of(history)["max_lookups"]))
 
 
 def check_rest(history: History) -> list[r.Finding]:
     """Once the damaged block is gone, the reader comes to rest and gives its KV back."""
     idle = [m for m in history.of(r.MetricsSnapshot) if m.label == "idle"]
-    last = idle[-1] if idle else None
-    busy = last is not None and last.values["running"] + last.values["waiting"] > 0
-    if busy and last is not None:
-        text = f"{last.unit}: requests still in the engine after the damaged block was gone and its request had ended"
-        return [finding(r.FindingCode.HANG, text)]
-    return recovery.check_kv_released(last)
+    return recovery.check_at_rest(idle[-1] if idle else None)
 
 
 def judge_integrity(gate: Gate, history: History) -> r.Verdict:

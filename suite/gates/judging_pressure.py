@@ -11,8 +11,8 @@ from suite.checks.base import EXTERNAL, finding, run, too_few
 from suite.checks.pool_model import Expected
 from suite.contract import Gate, outcome_of
 from suite.gates.judging import delta_of, explanation, failed_loads, ordered
-from suite.gates.judging_sequence import COLD, cold_pairs, kind_of
 from suite.gates.oracle import Oracle
+from suite.gates.selections import COLD, cold_pairs, kind_of
 from suite.workload.prompts import reusable_tokens
 
 LOADED, LOADING = "load", "load"
@@ -40,7 +40,7 @@ EXPLAINS = (
 
 def loading(history: History) -> list[r.Observation]:
     """The requests under pressure, cancelled ones included."""
-    return [o for o in history.observations(phase=LOADED) if kind_of(o.role) == LOADING]
+    return [o for o in history.observations(phase=LOADED) if kind_of(o) == LOADING]
 
 
 def replayed(history: History) -> list[r.Observation]:
@@ -109,15 +109,7 @@ def check_sums(history: History) -> list[r.Finding]:
 
 def check_rest(history: History) -> list[r.Finding]:
     """Every engine came to rest and holds no block."""
-    found: list[r.Finding] = []
-    for name in engines_of(history):
-        last = history.metrics(name, IDLE_LABEL)
-        if last is not None and last.values["running"] + last.values["waiting"] > 0:
-            text = f"{name}: {last.values['running']:g} running and {last.values['waiting']:g} waiting requests at rest"
-            found.append(finding(r.FindingCode.HANG, text, engine=name))
-        else:
-            found += recovery.check_kv_released(last)
-    return found
+    return [f for name in engines_of(history) for f in recovery.check_at_rest(history.metrics(name, IDLE_LABEL))]
 
 
 def check_admission(history: History) -> list[r.Finding]:

@@ -10,9 +10,17 @@ from suite.checks import answers, faults, hits, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.checks.pool_model import Expected
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, explanation, failed_loads, measured_checks, ordered, visible_findings
-from suite.gates.judging_sequence import cold_pairs, kind_of
+from suite.gates.judging import (
+    delta_of,
+    explanation,
+    failed_loads,
+    healthy_findings,
+    measured_checks,
+    ordered,
+    visible_findings,
+)
 from suite.gates.oracle import Oracle
+from suite.gates.selections import cold_pairs, kind_of, measured
 from suite.workload.prompts import reusable_tokens
 
 BACK, ANEW = "back", "anew"
@@ -50,7 +58,7 @@ def wanted(history: History, o: r.Observation) -> Expected | None:
     """What a request after the restart must get; None where nobody can know."""
     block, tokens = history.engine(o.engine).block_tokens, len(o.prompt_token_ids)
     whole = reusable_tokens(tokens, block)
-    kind = kind_of(o.role)
+    kind = kind_of(o)
     if kind == "old":
         left = blocks_left(history, o)
         return None if left is None else Expected(0, left * block, tokens, block, left * block)
@@ -61,17 +69,6 @@ def wanted(history: History, o: r.Observation) -> Expected | None:
 def after(history: History) -> list[r.Observation]:
     """The case's requests after the restart."""
     return [*history.observations(phase=BACK), *history.observations(phase=ANEW)]
-
-
-def check_health(history: History) -> list[r.Finding]:
-    """The stack was proven well after the restart."""
-    fact = history.fact("healthy")
-    if fact is None:
-        return too_few("nobody proved the stack healthy after the restart")
-    complaints = fact.value["complaints"]
-    if not complaints:
-        return []
-    return [finding(r.FindingCode.HITS_NOT_BACK, f"after the restart: {complaints[0]}", complaints=complaints)]
 
 
 def check_reads(history: History) -> list[r.Finding]:
@@ -92,24 +89,24 @@ def check_reads(history: History) -> list[r.Finding]:
 def check_answers(history: History, oracle: Oracle) -> list[r.Finding]:
     """New prompts: external against native. Old and new ones: against the cold answer from before, or from the save."""
     new = history.observations(phase=ANEW)
-    native = {o.prompt_token_ids: o for o in new if kind_of(o.role) == "native" and o.ok}
+    native = {o.prompt_token_ids: o for o in new if kind_of(o) == "native" and o.ok}
     pairs = [
         (o, native[o.prompt_token_ids])
         for o in new
-        if kind_of(o.role) == "external"
+        if kind_of(o) == "external"
         and o.ok
         and o.prompt_token_ids in native
         and o.cached_tokens == native[o.prompt_token_ids].cached_tokens
         and not failed_loads(history, o)
     ]
     found = answers.judge_external_vs_native(pairs, oracle.native) if new else []
-    read = [o for o in after(history) if kind_of(o.role) in ("old", "external")]
+    read = [o for o in after(history) if kind_of(o) in ("old", "external")]
     return found + answers.judge_cold(cold_pairs(history, read), oracle.cold_limit).findings
 
 
 def check_control(history: History) -> list[r.Finding]:
-    """New prompts were read from the pool; after an engine's restart some old ones had blocks left, and lost ones."""
-    hit = [o for o in history.observations(phase=ANEW) if kind_of(o.role) == "external" and o.cached_tokens]
+    """New prompts were read from the pool; after an engine's restart some old ones had blocks left to be read."""
+    hit = [o for o in history.observations(phase=ANEW) if kind_of(o) == "external" and o.cached_tokens]
     if len(hit) < 2:
         return [finding(r.FindingCode.NO_CONTROL, f"{len(hit)} of 2 prompts saved after the restart were read back")]
     if history.case.params["unit"] == "master":
@@ -124,23 +121,23 @@ def judge_restart(gate: Gate, history: History) -> r.Verdict:
     """Judge what is read after a restart."""
     oracle = Oracle(history)
     observed = [o for o in history.observations() if o.role != "healthy"]
-    measured = [o for o in after(history) if history.metrics(o.engine, f"{o.request_id}:before") is not None]
-    well = not check_health(history)
+    read = [o for o in measured(history) if o.phase in (BACK, ANEW)]
+    unwell = healthy_findings(history, "after the restart")
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "restart": lambda: faults.check_faults(history.faults()),
-        "health": lambda: check_health(history),
+        "health": lambda: unwell,
         "oracle": oracle.check,
         "clock": lambda: liveness.check_clock(observed),
         "liveness": lambda: liveness.check_liveness(observed),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
-    if well:  # else nothing was asked after the restart, and the complaint is the finding
+    if not unwell:  # else nothing was asked after the restart, and the complaint is the finding
         checks |= {
             "control": lambda: check_control(history),
             "answers": lambda: check_answers(history, oracle),
             "reads": lambda: check_reads(history),
-            **measured_checks(history, measured),
+            **measured_checks(history, read),
         }
     findings = ordered(run(checks))
     left = [blocks_left(history, o) for o in history.observations(phase=BACK)]
@@ -148,7 +145,7 @@ def judge_restart(gate: Gate, history: History) -> r.Verdict:
         history,
         outcome_of(findings),
         findings=findings,
-        got=findings[0].message if findings else f"{len(measured)} requests read exactly what was left; blocks {left}",
+        got=findings[0].message if findings else f"{len(read)} requests read exactly what was left; blocks {left}",
         wanted="exactly the leading blocks that the pool still holds, right answers, full hits of what is saved anew",
         numbers={**oracle.numbers(), "old_blocks_left": left},
         **explanation(history, findings),

@@ -18,8 +18,17 @@ from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.checks.pool_model import Expected
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, explanation, failed_loads, measured_checks, ordered, visible_findings
+from suite.gates.judging import (
+    delta_of,
+    explanation,
+    failed_loads,
+    fallbacks,
+    measured_checks,
+    ordered,
+    visible_findings,
+)
 from suite.gates.oracle import Oracle
+from suite.gates.selections import measured
 from suite.workload.prompts import reusable_tokens
 
 ARMS = ("cold", "native", "external", "native-2")
@@ -206,11 +215,8 @@ def judge_sampled(gate: Gate, history: History) -> r.Verdict:
     """Judge one set of request options."""
     oracle = Oracle(history)
     observed = history.observations()
-    single = [
-        o
-        for o in observed
-        if choices_asked(o) == 1 and o.role != "template" and history.metrics(o.engine, f"{o.request_id}:before")
-    ]
+    counted = measured(history)
+    single = [o for o in counted if choices_asked(o) == 1 and o.role != "template"]
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "liveness": lambda: liveness.check_liveness(observed),
         "clock": lambda: liveness.check_clock(observed),
@@ -221,6 +227,7 @@ def judge_sampled(gate: Gate, history: History) -> r.Verdict:
         "hits": lambda: check_hits(history),
         "control": lambda: check_control(history),
         **measured_checks(history, single),
+        "fallbacks": lambda: fallbacks(history, counted),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }

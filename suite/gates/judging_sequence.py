@@ -13,21 +13,16 @@ from typing import Any
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, hits, liveness, logs
-from suite.checks.base import EXTERNAL, LOCAL, PROMPT, finding, run
+from suite.checks.base import EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.checks.pool_model import Expected, PoolModel, Rules
 from suite.contract import Gate, outcome_of
 from suite.gates.arms import REFERENCE
 from suite.gates.judging import delta_of, explanation, failed_loads, measured_checks, ordered, visible_findings
 from suite.gates.oracle import Oracle
+from suite.gates.selections import COLD, cold_pairs, kind_of, measured
 
-COLD = "cold"
 LOST = "lost"
 """Fact: ``{"local": engine}`` (its own cache is empty), ``{"pool": true}`` (all of it) or ``{"saved_by": engine}``."""
-
-
-def kind_of(role: str) -> str:
-    """``turn`` of ``turn/3``."""
-    return role.partition("/")[0]
 
 
 def rules_of(history: History, **changes: Any) -> Rules:
@@ -69,20 +64,18 @@ def forget(model: PoolModel, fact: r.Fact) -> None:
             model.forget_pool()
 
 
-def measured(history: History) -> list[r.Observation]:
-    """Requests of the case with counters before and after."""
-    return [o for o in history.observations() if history.metrics(o.engine, f"{o.request_id}:before") is not None]
-
-
 def check_exact(history: History, expected: Sequence[tuple[r.Observation, Expected]]) -> list[r.Finding]:
-    """Every measured request got exactly what the model says, from each source; cold ones got nothing."""
+    """Every request got exactly what the model says, from each source; cold ones got nothing."""
     found: list[r.Finding] = []
     for o, wanted in expected:
         delta = delta_of(history, o)
-        if o.ok and (delta is None or delta.get(PROMPT) != len(o.prompt_token_ids)):
-            continue  # conservation says that its tokens were not counted: the same counters say nothing of its hits
-        if o.ok:
+        if not o.ok:
+            continue  # liveness says so
+        if delta is None:
+            found += too_few(f"no counters around request {o.request_id}: nobody knows what it got from where")
+        elif delta.get(PROMPT) == len(o.prompt_token_ids):
             found += hits.check_hits(o, delta, wanted)
+        # Else conservation says that its tokens were not counted: the same counters say nothing of its hits.
     return found
 
 
@@ -101,7 +94,7 @@ def check_answers(history: History, oracle: Oracle) -> list[r.Finding]:
     Equal shape: same prompt, same number of cached tokens, no load that failed. The native one was served by the
     engine's own cache alone.
     """
-    asked = [o for o in history.observations() if o.engine != REFERENCE and kind_of(o.role) != COLD]
+    asked = [o for o in history.observations() if o.engine != REFERENCE and kind_of(o) != COLD]
     told = {o.request_id: delta_of(history, o) or {} for o in asked}
     whole = [o for o in asked if o.ok and not failed_loads(history, o)]
     native = {
@@ -116,12 +109,6 @@ def check_answers(history: History, oracle: Oracle) -> list[r.Finding]:
     ]
     found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
     return found + answers.judge_cold(cold_pairs(history, asked), oracle.cold_limit).findings
-
-
-def cold_pairs(history: History, asked: Sequence[r.Observation]) -> list[answers.Pair]:
-    """(answer, cold answer) of each answered request whose prompt has a cold answer in this case."""
-    cold = {o.prompt_token_ids: o for o in history.observations() if kind_of(o.role) in (COLD, REFERENCE)}
-    return [(o, cold[o.prompt_token_ids]) for o in asked if o.ok and o.prompt_token_ids in cold]
 
 
 def judge_sequence(
@@ -144,7 +131,7 @@ def judge_sequence(
         "logs": lambda: logs.check_logs(history),
     }
     findings = ordered([*run(checks), *extra])
-    asked = [(o, e) for o, e in expected if kind_of(o.role) != COLD]
+    asked = [(o, e) for o, e in expected if kind_of(o) != COLD]
     return gate.verdict(
         history,
         outcome_of(findings),

@@ -1,4 +1,4 @@
-"""What gates of family P send again and again beside the arms of ``suite.gates.arms``."""
+"""What gates send and look at again and again beside the arms of ``suite.gates.arms``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def ask_native(stack: Stack, engine: str, prompt: Prompt, tag: str) -> bool:
     else:
         stack.dirty = True
     return first.ok
+
+
+def at_rest(stack: Stack, engine: str, label: str) -> bool:
+    """The engine holds no request and no KV; its counters are recorded under ``label``."""
+    values = stack.scrape(engine, label).values
+    return values["running"] + values["waiting"] == 0 and values["kv_usage_ratio"] == 0
 
 
 def save_naming(stack: Stack, engine: str, prompt: Prompt, indices: tuple[int, ...]) -> dict[int, str]:

@@ -62,6 +62,7 @@ class Options(Gate):
     """
 
     id = "P.options"
+    version = 2
     claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
 
     def cases(self) -> Iterable[Case]:
@@ -152,6 +153,7 @@ class Families(Gate):
     """
 
     id = "P.families"
+    version = 2
     claim = "reuse is exact and answers are right for every family of attention that can be run here"
 
     def cases(self) -> Iterable[Case]:

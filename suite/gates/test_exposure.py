@@ -71,7 +71,7 @@ def _exposed(listening: Sequence[str], host: str, units: Sequence[str]) -> list[
     """``unit address:port`` lines whose address is not the stack's own."""
     seen = {line.split(" ", 1)[0] for line in listening}
     missing = [unit for unit in units if unit not in seen]
-    if not listening or missing:
+    if not listening or not units or missing:
         return too_few(f"no listening port was seen of {', '.join(missing) or 'any unit'}", missing=missing)
     wrong = [line for line in listening if not _bound_to(line.split(" ", 1)[1].rpartition(":")[0], host)]
     if not wrong:
@@ -108,6 +108,7 @@ class ForeignClient(Gate):
     """
 
     id = "O.foreign-client"
+    version = 2
     claim = "a process that merely reaches the master cannot read or delete what the engines stored"
     min_engines = 1
 
@@ -155,7 +156,7 @@ def _reached(fact: dict[str, Any], listed_after: bool) -> list[r.Finding]:
         return too_few("the foreign client cannot even read and remove an object of its own")
     if fact["op"] == "digest":
         if not fact["answer"]:
-            return []
+            return [] if listed_after else too_few("the block left the pool by itself: nothing was refused")
         return [
             finding(
                 r.FindingCode.EXPOSED_PORT,

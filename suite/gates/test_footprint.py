@@ -14,6 +14,8 @@ from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate
 from suite.gates.judging import explanation, ordered, visible_findings
+from suite.gates.selections import budget_of
+from suite.gates.sequences import at_rest
 from suite.workload.prompts import reusable_tokens
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class Footprint(Gate):
             for engine in (saver, reader):
                 stack.wait(
                     f"{engine} to be idle",
-                    partial(_idle, stack, engine),
+                    partial(at_rest, stack, engine, "idle"),
                     bound_s=IDLE_BOUND_S,
                     bound_source="suite.gates.test_footprint.IDLE_BOUND_S",
                 )
@@ -101,7 +103,7 @@ class Footprint(Gate):
             "visible": lambda: visible_findings(history),
             "clock": lambda: liveness.check_clock(history.observations()),
             "liveness": lambda: liveness.check_liveness([o for o in history.observations() if not o.cancelled]),
-            "lookups": lambda: degrade.check_lookups(reads, delta, max_lookups=_budget(history, "max_lookups")),
+            "lookups": lambda: degrade.check_lookups(reads, delta, max_lookups=budget_of(history)["max_lookups"]),
             "time": lambda: [] if cancel else _slow(history, reads),
             "kv": lambda: _released(history),
             "admission": lambda: _admission(history),
@@ -116,21 +118,10 @@ class Footprint(Gate):
             outcome_of(findings),
             findings=findings,
             got=findings[0].message if findings else f"{lookups:g} lookups for {len(reads)} requests, no KV left",
-            wanted=f"at most {_budget(history, 'max_lookups'):g} lookups a request, KV usage 0 when idle",
+            wanted=f"at most {budget_of(history)['max_lookups']:g} lookups a request, KV usage 0 when idle",
             numbers={"lookups": lookups, "reads": len(reads), "cancelled": cancelled, "ttft_ms": ttft_ms},
             **explanation(history, findings),
         )
-
-
-def _idle(stack: Stack, engine: str) -> bool:
-    values = stack.scrape(engine, "idle").values
-    return values["kv_usage_ratio"] == 0 and values["running"] + values["waiting"] == 0
-
-
-def _budget(history: History, name: str) -> Any:
-    stack = history.stack
-    assert stack is not None
-    return stack.spec["budget"][name]
 
 
 def _cancelled(reads: Sequence[r.Observation]) -> list[r.Finding]:
@@ -157,9 +148,8 @@ def _slow(history: History, reads: Sequence[r.Observation]) -> list[r.Finding]:
     a gate that fails on it would say nothing about the connector.
     """
     cold = history.observations(phase="baseline")
-    found = degrade.check_budget(
-        reads, cold, factor=_budget(history, "ttft_factor"), extra_s=_budget(history, "ttft_extra_s")
-    )
+    budget = budget_of(history)
+    found = degrade.check_budget(reads, cold, factor=budget["ttft_factor"], extra_s=budget["ttft_extra_s"])
     return [
         finding(r.FindingCode.SLOWER_THAN_RECOMPUTE, f.message, **f.evidence)
         if f.code is r.FindingCode.SLOW_DEGRADE

@@ -47,6 +47,7 @@ class Share(Gate):
     """
 
     id = "H.share"
+    version = 2
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
     proof = (
         "foreign-block",

@@ -14,7 +14,7 @@ from suite.contract import UNRECORDED, Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
 from suite.gates.judging_integrity import CONTROL_TAG, CORRUPTION, EXPLAINS, judge_integrity
-from suite.gates.sequences import ask_cold, save_naming
+from suite.gates.sequences import ask_cold, at_rest, save_naming
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -44,6 +44,7 @@ class Integrity(Gate):
     """
 
     id = "P.integrity"
+    version = 2
     claim = "a stored block whose bytes changed is refused and recomputed, never served"
 
     def cases(self) -> Iterable[Case]:
@@ -121,17 +122,12 @@ def _settle(stack: Stack, reader: str) -> None:
     """The damaged block is gone: the reader must come to rest, or the stack is not fit for another case."""
     if not stack.wait(
         "reader-idle",
-        partial(_idle, stack, reader),
+        partial(at_rest, stack, reader, "idle"),
         bound_s=IDLE_BOUND_S,
         bound_source="suite.gates.test_integrity.IDLE_BOUND_S",
         poll_s=0.5,
     ):
         stack.dirty = True
-
-
-def _idle(stack: Stack, engine: str) -> bool:
-    values = stack.scrape(engine, "idle").values
-    return values["running"] + values["waiting"] == 0 and values["kv_usage_ratio"] == 0
 
 
 INTEGRITY = Integrity()

@@ -44,6 +44,7 @@ class Boundary(Gate):
     """
 
     id = "P.boundary"
+    version = 2
     claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
     proof = (
         "foreign-block",
@@ -92,6 +93,7 @@ class Local(Gate):
     """
 
     id = "P.local"
+    version = 2
     claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
     needs_pool = False
     min_engines = 1
@@ -128,6 +130,7 @@ class Divergent(Gate):
     """
 
     id = "P.divergent"
+    version = 2
     claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
     proof = (
         "foreign-block",
@@ -183,6 +186,7 @@ class LoadSize(Gate):
     """
 
     id = "P.size"
+    version = 2
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
     )

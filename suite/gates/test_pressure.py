@@ -25,6 +25,7 @@ from suite.gates.judging_pressure import (
     MAXIMUM,
     judge_pressure,
 )
+from suite.gates.sequences import at_rest
 from suite.workload.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -217,16 +218,11 @@ def rest(stack: Stack) -> None:
     for name in stack.names[:2]:
         stack.wait(
             f"{name}-idle",
-            partial(_idle, stack, name),
+            partial(at_rest, stack, name, IDLE_LABEL),
             bound_s=IDLE_BOUND_S,
             bound_source="suite.gates.test_pressure.IDLE_BOUND_S",
             poll_s=0.25,
         )
-
-
-def _idle(stack: Stack, engine: str) -> bool:
-    values = stack.scrape(engine, IDLE_LABEL).values
-    return values["running"] + values["waiting"] == 0 and values["kv_usage_ratio"] == 0
 
 
 PRESSURE = Pressure()

@@ -15,10 +15,10 @@ from suite.checks.base import STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, 
 from suite.contract import UNRECORDED, Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
-from suite.gates.judging import explanation, ordered, visible_findings
+from suite.gates.judging import explanation, healthy_findings, ordered, read_in_full, visible_findings
 from suite.gates.judging_integrity import EXPLAINS
-from suite.gates.judging_sequence import cold_pairs
 from suite.gates.oracle import Oracle
+from suite.gates.selections import budget_of, cold_pairs
 from suite.gates.sequences import ask_cold, save_naming
 from suite.gates.test_pressure import LEASE_MS, tiny_caches
 
@@ -33,6 +33,9 @@ VICTIM_DEADLINE_S = 30.0
 """Recomputing it takes a second on two cores; the master's lease is a second, its client TTL ten."""
 
 BYSTANDER_TOKENS, BYSTANDER_DEADLINE_S = 200, 15.0
+
+LOAD_FAILED = "load-failed"
+"""Wait for the victim's load to fail, after which the bystander is sent."""
 
 FAILED_BOUND_S = 15.0
 """For the load to fail after the victim was sent: a lookup and a load take a tenth of a second."""
@@ -52,6 +55,7 @@ class Readmission(Gate):
     """
 
     id = "P.readmission"
+    version = 2
     claim = "after a load that failed as a whole the request is answered, and holds up nobody, in a cache not twice its size"
 
     def cases(self) -> Iterable[Case]:
@@ -117,7 +121,7 @@ def read(stack: Stack, reader: str, victim: tuple[int, ...], bystander: tuple[in
     before = stack.scrape(reader, "before-read")
     asked = stack.start(stack.request(reader, victim, "victim", deadline_s=VICTIM_DEADLINE_S))
     stack.wait(
-        "load-failed",
+        LOAD_FAILED,
         partial(_failed_since, stack, reader, before),
         bound_s=FAILED_BOUND_S,
         bound_source="suite.gates.test_readmission.FAILED_BOUND_S",
@@ -150,17 +154,17 @@ def judge_readmission(gate: Gate, history: History) -> r.Verdict:
     asked = history.observations(phase="read")
     victims = [o for o in asked if o.role == "victim"]
     delta = history.delta(asked[0].engine, "before-read", "after-read") or {} if asked else {}
-    stack = history.stack
-    budget: Any = stack.spec["budget"] if stack else {}
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "damage": lambda: faults.check_faults(history.faults()),
-        "failed load": lambda: faults.no_pressure("failed loads of the victim", failed_loads(delta), 1),
+        "failed load": lambda: _failed_before_bystander(history, failed_loads(delta)),
         "control": lambda: _control(history),
         "oracle": lambda: oracle.check(planted=False),
         "clock": lambda: liveness.check_clock(history.observations()),
         "liveness": lambda: liveness.check_liveness(asked, min_requests=2),
         "answers": lambda: _answers(history, asked, oracle),
-        "lookups": lambda: degrade.check_lookups(victims, delta, max_lookups=int(budget["max_lookups"]) + 1),
+        "lookups": lambda: degrade.check_lookups(
+            victims, delta, max_lookups=int(budget_of(history)["max_lookups"]) + 1
+        ),
         "health": lambda: _health(history),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
@@ -186,29 +190,35 @@ def judge_readmission(gate: Gate, history: History) -> r.Verdict:
     )
 
 
+def _failed_before_bystander(history: History, failed: float) -> list[r.Finding]:
+    """The victim's load failed, and the bystander was sent only then."""
+    waits = [w for w in history.of(r.WaitRecord) if w.what == LOAD_FAILED and w.came_true]
+    found = faults.no_pressure("failed loads of the victim", failed, 1)
+    return found or faults.no_pressure("failed loads seen before the bystander was sent", len(waits), 1)
+
+
 def _control(history: History) -> list[r.Finding]:
-    """The undamaged prompt was read from the pool."""
-    if any(o.ok and o.cached_tokens for o in history.observations(phase="control")):
+    """The undamaged prompt was read from the pool in full."""
+    if any(read_in_full(history, o) for o in history.observations(phase="control")):
         return []
-    return [finding(r.FindingCode.NO_CONTROL, "the undamaged prompt was not read from the pool")]
+    return [finding(r.FindingCode.NO_CONTROL, "the undamaged prompt was not read from the pool in full")]
 
 
 def _answers(history: History, asked: Sequence[r.Observation], oracle: Oracle) -> list[r.Finding]:
     """What was answered was answered right; what was not is the business of liveness."""
-    pairs = cold_pairs(history, asked)
-    return answers.judge_cold(pairs, oracle.cold_limit_concurrent).findings if pairs else []
+    answered = [o for o in asked if o.ok]
+    if not answered:
+        return []
+    pairs = cold_pairs(history, answered)
+    return answers.judge_cold(pairs, oracle.cold_limit_concurrent, min_pairs=len(answered)).findings
 
 
 def _health(history: History) -> list[r.Finding]:
     """With the damaged block gone the engine is well again."""
-    fact = history.fact("healthy")
-    complaints = fact.value["complaints"] if fact else ["nobody looked"]
-    if not complaints:
-        return []
+    found = healthy_findings(history, "the damaged block is gone, and the stack is not well")
     idle = [m for m in history.of(r.MetricsSnapshot) if m.label == "healthy"]
-    leak = recovery.check_kv_released(idle[-1]) if idle else []
-    text = f"the damaged block is gone, and the stack is not well: {complaints[0]}"
-    return leak or [finding(r.FindingCode.HITS_NOT_BACK, text, complaints=complaints)]
+    leak = recovery.check_kv_released(idle[-1]) if found and idle else []
+    return leak or found
 
 
 READMISSION = Readmission()

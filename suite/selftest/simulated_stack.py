@@ -58,6 +58,7 @@ class SimulatedStack(Stack):
     def __init__(self, spec: StackSpec | None = None, lies: Sequence[str] = ()) -> None:
         self.records: list[r.Record] = []
         self.lies = set(lies)
+        self.pending: list[SimulatedPending] = []
         self.pool: dict[str, str] = {}
         """Key -> content. The content of an undamaged block is its own key."""
         self.held: dict[str, SimulatedEngine] = {}
@@ -104,6 +105,10 @@ class SimulatedStack(Stack):
 
     # What a real stack asks of the world ----------------------------------------------------------------------------
     def wait(self, label: str, probe: Callable[[], Any], *, bound_s: float, bound_source: str, **more: Any) -> bool:
+        if "late-failure" not in self.lies:
+            for pending in self.pending:  # meanwhile they are served
+                pending.result()
+            self.pending.clear()
         return super().wait(
             label, probe, bound_s=min(bound_s, 0.3), bound_source=bound_source, **more | {"poll_s": 1e-3}
         )
@@ -186,7 +191,8 @@ class SimulatedStack(Stack):
         return [self._finish(q, case_id, phase, began if together else time.monotonic()) for q in requests]
 
     def _start(self, request: Request, *, case_id: str, phase: str) -> Any:
-        return SimulatedPending(self, request, case_id, phase)
+        self.pending.append(SimulatedPending(self, request, case_id, phase))
+        return self.pending[-1]
 
     def _finish(
         self, request: Request, case_id: str, phase: str, sent_s: float, cancelled: bool = False
@@ -243,6 +249,8 @@ class SimulatedStack(Stack):
             wrong = wrong or bool(spoiled)
             cached = max(cached, local + external)
             self._count(held, len(prompt), local, external)
+        if "silent-recompute" in self.lies and request.role == "external":
+            held.counted["store.load_get.error.ops"] += 1
         answers = [self._answer(prompt, body, number, wrong) for number in range(choices)]
         tokens, tops = answers[0]
         self._keep(engine, prompt, tokens, salt, request.max_tokens)
@@ -322,7 +330,7 @@ class SimulatedStack(Stack):
 
 
 class SimulatedPending:
-    """A request that is served when somebody waits for its end."""
+    """A request that is served when somebody waits, for its end or anything else."""
 
     def __init__(self, stack: SimulatedStack, request: Request, case_id: str, phase: str) -> None:
         self._stack, self._what, self._sent_s = stack, (request, case_id, phase), time.monotonic()

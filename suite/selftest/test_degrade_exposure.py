@@ -66,6 +66,7 @@ def test_what_a_foreign_client_may_do() -> None:
 
 
 def test_nothing_to_reach_for_is_no_pass() -> None:
+    assert foreign("digest", None, listed_after=False).outcome is r.Outcome.INCONCLUSIVE
     assert foreign("digest", None, own=0).outcome is r.Outcome.INCONCLUSIVE
     assert foreign("digest", None, able=False).outcome is r.Outcome.INCONCLUSIVE
     assert foreign("remove", -1, able=False).outcome is r.Outcome.INCONCLUSIVE

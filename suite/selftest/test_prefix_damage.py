@@ -143,6 +143,7 @@ def test_a_failed_load_that_is_recomputed_passes(readmission: Any) -> None:
         (["checksum", "crash"], Out.FAIL, F.UNEXPLAINED_LOG),
         (["idle-damage"], Out.HARNESS_ERROR, F.FAULT_DID_NOT_LAND),
         (["zero-hits"], Out.HARNESS_ERROR, F.NO_PRESSURE),
+        (["checksum", "late-failure"], Out.HARNESS_ERROR, F.NO_PRESSURE),
     ],
 )
 def test_harm_of_a_failed_load_is_named(

@@ -62,6 +62,7 @@ def test_an_honest_stack_passes(case_id: str) -> None:
         ("P.sampled.chat", "foreign", F.WRONG_ANSWER),
         ("P.sampled.several", "last-choice", F.WRONG_ANSWER),
         ("P.sampled.several", "zero-hits", F.ZERO_HITS),
+        ("P.sampled.several", "silent-recompute", F.SILENT_FALLBACK),
         ("P.sampled.prompt-logprobs", "prompt", F.WRONG_ANSWER),
         ("P.sampled.whole", "booked-twice", F.SOURCE_DISAGREEMENT),
     ],

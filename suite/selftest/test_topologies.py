@@ -118,6 +118,12 @@ def test_no_etcd_is_untestable_with_the_mend(tmp_path: Path, monkeypatch: pytest
         pass
 
 
+def test_each_owner_has_told_of_its_ssd_tier_before_it_is_ready(tmp_path: Path) -> None:
+    with store_stack(tmp_path, 'mode = "standalone"\nowners = 2\nssd_bytes = 268435456') as stack:
+        assert stack.store is not None
+        assert stack.store.admin.metrics()["master_total_file_capacity_bytes"] == 2 * 268435456
+
+
 def test_evicted_blocks_are_read_from_the_ssd_tier(tmp_path: Path) -> None:
     with store_stack(
         tmp_path, 'mode = "standalone"\nowners = 1\nssd_bytes = 268435456\nkv_lease_ttl_ms = 200'
