@@ -42,7 +42,7 @@ bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, two to three minutes
+test: setup ## selftests of the suite itself; no vLLM, a minute
 	@tools/run test $(ARGS)
 
 lint: setup ## ruff, formatting, mypy, import contract
