@@ -145,7 +145,10 @@ def test_a_dead_run_is_cleaned_even_if_its_units_are_dead_too(state: Path, tmp_p
     with runner(tmp_path, e0=SHARER) as (run, told):
         run.kill()
         run.wait()
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: the resource tracker tidies up after the others
+        for number in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # stopped first: the resource tracker tidies up after the others
             for who in processes_of(told):
                 assert proc.send(who, number)
         until(lambda: not any(map(is_alive, processes_of(told))))
