@@ -209,7 +209,7 @@ def harness_snapshot(label: str) -> r.ProcessSnapshot:
 
 def judge_soak(gate: Gate, history: History) -> r.Verdict:
     """One verdict: outside faults all is good; after each all is well; nothing grows; no answer is ever wrong."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     turns = [fact.value for fact in history.facts("soak.turn")]
     traffic = [o for o in history.observations(phase="soak") if o.role == "traffic"]
     stalls = stalls_of(history) or []

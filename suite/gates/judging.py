@@ -100,7 +100,7 @@ def judge_arms(
     arm: what is judged: ``external`` against native and cold, or ``native`` against cold (a stack without a pool).
     extra: findings of the gate's own (they take part in the order).
     """
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     counted = measured(history)
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {

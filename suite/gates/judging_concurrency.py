@@ -109,7 +109,7 @@ def check_sums(history: History, overlapping: Sequence[r.Observation]) -> list[r
 
 def judge_burst(gate: Gate, history: History) -> r.Verdict:
     """Judge a burst and the requests before and after it."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     overlapping = bursting(history)
     alone, bounds = replayed(history)

@@ -19,7 +19,7 @@ VICTIM, BYSTANDER, BASELINE, CONTROL, MAXIMUM = "victim", "bystander", "baseline
 
 def judge_degrade(gate: Gate, history: History) -> r.Verdict:
     """Judge a case that hurt the stack: proof, pressure, control, answers, statuses, budget, lookups, recovery, logs."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     degraded = history.observations(phase="degraded")
     victims = [o for o in degraded if o.role.startswith(VICTIM)]
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {

@@ -67,7 +67,7 @@ PREFERRED_CAUSES: dict[tuple[str, str], str] = {
 def judge_cell(gate: Gate, history: History) -> r.Verdict:
     """Judge a cell: proof, pressure, control; statuses, answers, budget, lookups; recovery; logs."""
     cell = Cell.of(history.case.params)
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     judged = judged_requests(history)
     victims = [o for o in judged if kind_of(o) in ("victim", "returned")]
     survivors = surviving(history)

@@ -44,7 +44,7 @@ def judge_identity(gate: Gate, history: History) -> r.Verdict:
             got=missing[0].message,
             wanted="an engine that starts",
         )
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     pairs = [fact.value for fact in history.facts("identity.pair")]
     observed = history.observations()
     judged: list[identity.PairJudgement] = []

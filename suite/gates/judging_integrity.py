@@ -140,7 +140,7 @@ def check_rest(history: History) -> list[r.Finding]:
 
 def judge_integrity(gate: Gate, history: History) -> r.Verdict:
     """Judge one damaged block."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "damage": lambda: check_damage(history),

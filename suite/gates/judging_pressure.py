@@ -132,7 +132,7 @@ def check_same_engines(history: History) -> list[r.Finding]:
 
 def judge_pressure(gate: Gate, history: History) -> r.Verdict:
     """Judge a load under pressure, the replay after it, and the engines at rest."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     judged = [*loading(history), *replayed(history)]
     pairs = cold_pairs(history, [o for o in judged if not o.cancelled])

@@ -119,7 +119,7 @@ def check_control(history: History) -> list[r.Finding]:
 
 def judge_restart(gate: Gate, history: History) -> r.Verdict:
     """Judge what is read after a restart."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = [o for o in history.observations() if o.role != "healthy"]
     read = [o for o in measured(history) if o.phase in (BACK, ANEW)]
     unwell = healthy_findings(history, "after the restart")

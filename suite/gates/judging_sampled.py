@@ -213,7 +213,7 @@ def check_control(history: History) -> list[r.Finding]:
 
 def judge_sampled(gate: Gate, history: History) -> r.Verdict:
     """Judge one set of request options."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     counted = measured(history)
     single = [o for o in counted if choices_asked(o) == 1 and o.role != "template"]

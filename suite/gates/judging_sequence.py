@@ -115,7 +115,7 @@ def judge_sequence(
     gate: Gate, history: History, *, rules: Rules | None = None, extra: Sequence[r.Finding] = ()
 ) -> r.Verdict:
     """Judge requests that were sent one after the other: exact hits, sums, sources, answers, liveness, logs."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     observed = history.observations()
     expected = expectations(history, PoolModel(rules or rules_of(history)))
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {

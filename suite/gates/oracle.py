@@ -45,13 +45,13 @@ def _of_calibration(rec: r.Record) -> bool:
 class Oracle:
     """Floors and sensitivity measured on the case's stack."""
 
-    def __init__(self, history: History) -> None:
+    @classmethod
+    def of(cls, history: History) -> Oracle:
+        """The oracle of the case's calibration, measured once a calibration: a run may have thousands of cases on a stack."""
         records = history.since_stack(_of_calibration)
-        # Compared once a calibration, not once a case: a run may have thousands of cases on one stack.
-        measured = history.memo(("oracle", *map(id, records)), lambda: self._measure(records))
-        self.__dict__.update(measured.__dict__)
+        return history.memo(("oracle", *map(id, records)), lambda: cls(records))
 
-    def _measure(self, records: Sequence[r.Record]) -> Oracle:
+    def __init__(self, records: Sequence[r.Record]) -> None:
         seen = [x for x in records if isinstance(x, r.Observation)]
         self.between = self._between_engines(seen)
         """Native answers of different engines to one prompt. Engines whose answers differ for other reasons than noise
@@ -66,7 +66,6 @@ class Oracle:
         self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
         self.planted = self._planted(records, seen)
         self.contrast = self._contrast(seen)
-        return self
 
     @staticmethod
     def _groups(seen: Sequence[r.Observation], role: str) -> dict[tuple[int, ...], dict[str, list[r.Observation]]]:

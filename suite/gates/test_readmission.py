@@ -150,7 +150,7 @@ def lookups(values: dict[str, float]) -> float:
 
 def judge_readmission(gate: Gate, history: History) -> r.Verdict:
     """Judge victim and bystander around one failed load."""
-    oracle = Oracle(history)
+    oracle = Oracle.of(history)
     asked = history.observations(phase="read")
     victims = [o for o in asked if o.role == "victim"]
     delta = history.delta(asked[0].engine, "before-read", "after-read") or {} if asked else {}

@@ -79,7 +79,7 @@ class RollingRestart(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        oracle = Oracle(history)
+        oracle = Oracle.of(history)
         stalls = stalls_of(history) or []
         sent = [o for o in history.observations(phase="rolling") if o.role == "traffic"]
         traffic = [o for o in sent if not stalled(o, stalls)]

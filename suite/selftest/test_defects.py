@@ -280,7 +280,7 @@ def test_engines_of_two_functions_do_not_widen_the_floor(apart_nat: float, one: 
         *(_answer("e1", n, apart_nat) for n in range(2)),
         r.CaseFinished(case_id="c", t_s=1.0),
     ]
-    oracle = Oracle(History(records).for_case("c"))
+    oracle = Oracle.of(History(records).for_case("c"))
     assert oracle.one_function is one
     assert oracle.native.max_nat == pytest.approx(apart_nat if one else 0.0)
     assert [f.code for f in oracle.check_same_function()] == ([] if one else ["foreign-reuse"])
