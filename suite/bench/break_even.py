@@ -35,6 +35,8 @@ class BreakEven(Gate):
     version = 2
     claim = "the prompt length from which the pool answers sooner than computing anew is known within an interval"
     proof = ()
+    source = "B.ttft"
+    """The gate whose blocks it reads."""
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.tokens", core=False)  # the core has two lengths only
@@ -44,7 +46,7 @@ class BreakEven(Gate):
 
     def collect(self, stack: Stack, case: Case) -> None:
         with stack.phase(case.id, "nothing of its own"):
-            stack.fact("bench.break-even", {"from": "blocks of B.ttft on this stack"})
+            stack.fact("bench.break-even", {"from": f"blocks of {self.source} on this stack"})
 
     def judge(self, history: History) -> r.Verdict:
         records = calibration_records(history)
@@ -54,7 +56,7 @@ class BreakEven(Gate):
         decisions = {n: decide(values, 1.0, alpha) for n, values in ratios.items() if values}
         findings: list[r.Finding] = []
         if len(decisions) < 2:
-            text = f"{len(decisions)} prompt lengths were measured on this stack; run B.ttft in the same run"
+            text = f"{len(decisions)} prompt lengths were measured on this stack; run {self.source} in the same run"
             findings = [finding(r.FindingCode.NO_CONTROL, text)]
         low, high, estimate = break_even(decisions)
         if not findings and low >= high:

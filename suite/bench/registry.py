@@ -5,7 +5,13 @@ from __future__ import annotations
 from suite.contract import Gate
 from suite.gates import gates_in
 
-MODULES = ("suite.bench.ttft", "suite.bench.break_even", "suite.bench.sweep", "suite.bench.interleaved")
+MODULES = (
+    "suite.bench.ttft",
+    "suite.bench.break_even",
+    "suite.bench.offload",
+    "suite.bench.sweep",
+    "suite.bench.interleaved",
+)
 
 
 def registry() -> dict[str, Gate]:

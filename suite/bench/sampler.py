@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from suite.workload.prompts import Prompt, PromptMaker
 
 PREPARED = 4
-"""Blocks prepared at a time: settling of saves is waited for once for all of them."""
+"""Blocks prepared at a time, at most: settling of saves is waited for once for all of them."""
+
+PREPARED_TOKENS = 32768
+"""Tokens of one arm's prompts at one place that are prepared at a time, about: what is prepared has to fit into the pool, and into the
+reader's own cache beside all that is sent meanwhile."""
 
 ANSWER_TOKENS = 2
 """Of a timed request. Never 1: the tested release does not save a prompt whose request ends with its first token."""
@@ -50,6 +54,8 @@ class Sampler:
         self.records: list[r.Record] = []
         self.unanswered = 0
         """Requests without a whole answer. From ``GIVE_UP_AFTER`` on nothing more is sent: each would wait for its deadline."""
+        self.ahead = min(PREPARED, max(1, PREPARED_TOKENS // tokens))
+        """Blocks prepared at a time."""
         self._prepared = 0
 
     def prompt(self, arm: str, block: int, place: int) -> Prompt:
@@ -69,12 +75,15 @@ class Sampler:
         """Bring the prompts of the next blocks into their state."""
         with self.stack.phase(self.case_id, "prepare"):
             settle_saves(self.stack)
-            for block in range(first, first + PREPARED):
+            for block in range(first, first + self.ahead):
                 for place in range(2):
                     if self.unanswered < GIVE_UP_AFTER:
                         self._prepare(block, place)
             settle_saves(self.stack)
-        self._prepared = first + PREPARED
+        self._prepared = first + self.ahead
+
+    def ready(self, arm: str, block: int, place: int) -> None:
+        """Called just before each timed request; whatever its arm's state still needs. Here nothing."""
 
     def _prepare(self, block: int, place: int) -> None:
         tag = f"b{block}/{place}"
@@ -93,6 +102,7 @@ class Sampler:
                 place, places[arm] = places[arm], places[arm] + 1
                 if self.unanswered >= GIVE_UP_AFTER:
                     return None
+                self.ready(arm, block, place)
                 role = role_of(arm, self.tokens, block, place)
                 prompt = self.prompt(arm, block, place)
                 fields: dict[str, Any] = {"logprobs": None, "max_tokens": ANSWER_TOKENS}

@@ -12,6 +12,7 @@ import pytest
 
 from suite.bench.blocks import ARMS
 from suite.bench.break_even import BREAK_EVEN
+from suite.bench.offload import OFFLOAD, OFFLOAD_BREAK_EVEN
 from suite.bench.plain import PlainTtft
 from suite.bench.sampler import remote_reader
 from suite.bench.ttft import TTFT
@@ -32,6 +33,16 @@ def test_ttft(run_case: Any, case: Case) -> None:
 @gate_cases(BREAK_EVEN, "bench")
 def test_break_even(run_case: Any, case: Case) -> None:
     run_case(BREAK_EVEN, case)
+
+
+@gate_cases(OFFLOAD, "bench")
+def test_offload(run_case: Any, case: Case) -> None:
+    run_case(OFFLOAD, case)
+
+
+@gate_cases(OFFLOAD_BREAK_EVEN, "bench")
+def test_offload_break_even(run_case: Any, case: Case) -> None:
+    run_case(OFFLOAD_BREAK_EVEN, case)
 
 
 @pytest.mark.bench

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from fixtures.errors import Untestable
 from reports import records as r
 from reports.compare_runs import RESULTS
 from reports.history import History
 from suite.bench import thresholds
 from suite.bench.blocks import ARMS, Blocks, block_tokens_of, read_blocks
-from suite.bench.sampler import Sampler, remote_reader
+from suite.bench.sampler import ANSWER_TOKENS, Sampler, remote_reader
 from suite.bench.statistics import METHOD, Decision, decide, fewest_blocks, sample
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 SEGMENTS = "pool"
 """Label of the store's listing and of the socket list that say whose memory the pool is."""
+
+LONG = (1000, 4090, 8190, 16380, 32700)
+"""Prompt lengths (tokens) for engines that take long prompts. None is a whole number of blocks: what a connector does with the last
+token of a prompt that ends with a block is another question (P.boundary)."""
+
+LONG_MAXIMUM = 12
+"""Blocks of a length from 8,000 tokens on, at most: one takes half a minute there over a slow link."""
 
 JUDGED_FROM_TOKENS = 2000
 """Shorter prompts are measured, for the break-even length, and never judged: no pool can beat computing a block or two."""
@@ -53,16 +61,22 @@ class Ttft(Gate):
     def cases(self) -> Iterable[Case]:
         for tokens, core in ((128, False), (512, True), (2000, True), (3900, False)):
             yield Case(f"{self.id}.t{tokens}", {"tokens": tokens, "maximum": 16 if core else 24}, core=core)
+        yield from long_cases(self.id)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
-        return remote_reader(base)
+        return remote_reader(fitting(base, case))
 
-    def collect(self, stack: Stack, case: Case) -> None:
-        tokens = int(case.params["tokens"])
+    def begin(self, stack: Stack, case: Case, tokens: int) -> Sampler:
+        """Look whose memory is read; the sampler of the case."""
         sampler = Sampler(stack, case.id, tokens)
         stack.fact("bench.reader", {"reader": sampler.reader, "saver": sampler.saver})
         stack.list_store(SEGMENTS)
         stack.snapshot_sockets(SEGMENTS)
+        return sampler
+
+    def collect(self, stack: Stack, case: Case) -> None:
+        tokens = int(case.params["tokens"])
+        sampler = self.begin(stack, case, tokens)
         sampler.warm_up()
         threshold = _threshold(stack.spec.to_dict(), tokens)
         sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=fewest_blocks() + 1)
@@ -79,9 +93,7 @@ class Ttft(Gate):
         decision = decide(blocks.log_ratios("cold", "external"), threshold or 1.0)
         checks = {
             "liveness": lambda: liveness.check_liveness(history.observations()),
-            "visible": lambda: visible_findings(history),
-            "remote": lambda: remote_findings(history),
-            "accounting": lambda: _accounting(history),
+            **self.own_checks(history),
             "state": lambda: _state(blocks),
             "ratio": lambda: _ratio(decision, threshold, blocks),
             "logs": lambda: logs.check_logs(history),
@@ -103,6 +115,34 @@ class Ttft(Gate):
             notes=() if judged else _notes(tokens, decision),
             **_explained(history, findings),
         )
+
+    def own_checks(self, history: History) -> dict[str, Callable[[], list[r.Finding]]]:
+        """Checks of where the external prompts came from."""
+        return {
+            "visible": lambda: visible_findings(history),
+            "remote": lambda: remote_findings(history),
+            "accounting": lambda: accounting(history, pooled=True),
+        }
+
+
+def long_cases(gate: str) -> Iterable[Case]:
+    """A case for each length of ``LONG``."""
+    for tokens in LONG:
+        yield Case(
+            f"{gate}.t{tokens}", {"tokens": tokens, "maximum": 24 if tokens < 8000 else LONG_MAXIMUM}, core=False
+        )
+
+
+def fitting(base: StackSpec, case: Case) -> StackSpec:
+    """The stack, where its engines take the case's prompts. Raises Untestable."""
+    tokens, most = int(case.params["tokens"]), min(e.max_model_len for e in base.engines)
+    if tokens + ANSWER_TOKENS > most:
+        raise Untestable(
+            "max-model-len",
+            f"engines of {base.name!r} take {most} tokens at most, the prompt has {tokens}",
+            "give a stack with a larger max_model_len, e.g. --stack gpu-shapes",
+        )
+    return base
 
 
 # Results ------------------------------------------------------------------------------------------------------------
@@ -178,11 +218,12 @@ def remote_findings(history: History) -> list[r.Finding]:
     return []
 
 
-def _accounting(history: History) -> list[r.Finding]:
+def accounting(history: History, *, pooled: bool) -> list[r.Finding]:
+    """The sums of every timed request. pooled: its external bytes are those that the pool's connector counts."""
     found: list[r.Finding] = []
     for o in history.observations():
         if o.role.partition("/")[0] in ARMS:
-            per_token = history.engine(o.engine).kv_bytes_per_token
+            per_token = history.engine(o.engine).kv_bytes_per_token if pooled else 0
             found += conservation.check_conservation(o, delta_of(history, o), kv_bytes_per_token=per_token)
     return found
 
