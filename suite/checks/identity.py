@@ -81,7 +81,8 @@ class PairRule:
 class PairAnswers:
     """The requests of one pair. All answer one prompt. ``cold`` and ``native`` are the reader's own; both have two at
     least, so that its noise is known. ``own`` is the reader's own answer over its own blocks from the pool: it must equal the
-    native one, or the reader cannot be trusted to read anything."""
+    native one, or the reader cannot be trusted to read anything. Where one of its loads failed (``own_recomputed``) it has
+    the shape of neither, and only the cold arm can say whether it is right; that it failed is for other checks to find."""
 
     tag: str
     saver_name: str
@@ -92,6 +93,7 @@ class PairAnswers:
     native: Sequence[r.Observation]
     own: r.Observation
     saver_native: r.Observation
+    own_recomputed: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def judge_pair(
         **numbers,
         **got.evidence(),
     }
-    findings = answers.judge_external_vs_native([(pair.own, pair.native[0])], native_floor)
+    findings = _own(pair, native_floor, cold_floor, cold_limit)
     notes: list[str] = []
     if apart.problem or got.problem:
         found = too_few(f"{pair.tag}: answers cannot be compared: {apart.problem or got.problem}")
@@ -178,6 +180,18 @@ def judge_pair(
     return PairJudgement(findings, notes, numbers)
 
 
+def _own(
+    pair: PairAnswers, native_floor: answers.Floor, cold_floor: answers.Floor, cold_limit: answers.Floor
+) -> list[r.Finding]:
+    if not pair.own_recomputed:
+        return answers.judge_external_vs_native([(pair.own, pair.native[0])], native_floor)
+    return answers.judge_cold([(pair.own, pair.cold[0])], _widened(cold_floor, cold_limit)).findings
+
+
+def _widened(cold_floor: answers.Floor, cold_limit: answers.Floor) -> answers.Floor:
+    return replace(cold_floor, max_nat=max(cold_limit.max_nat, cold_floor.max_nat))
+
+
 def _reference(
     pair: PairAnswers,
     native_floor: answers.Floor,
@@ -191,7 +205,7 @@ def _reference(
         return pair.cold[0], replace(cold_floor, max_nat=noise)
     if not pair.reuse.loads_failed and pair.foreign.cached_tokens == pair.native[0].cached_tokens:
         return pair.native[0], native_floor
-    return pair.cold[0], replace(cold_floor, max_nat=max(cold_limit.max_nat, cold_floor.max_nat))
+    return pair.cold[0], _widened(cold_floor, cold_limit)
 
 
 def _unproven(pair: PairAnswers, rule: PairRule, *, alike: bool) -> str:

@@ -15,7 +15,7 @@ from reports.history import History
 from suite.checks import hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, ordered, sums_and_sources, visible_findings
+from suite.gates.judging import delta_of, failed_loads, fallbacks, ordered, sums_and_sources, visible_findings
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, QUIET_NAT, Oracle
 from suite.gates.selections import kind_of, measured
 from suite.workload.prompts import reusable_tokens
@@ -60,6 +60,7 @@ def judge_identity(gate: Gate, history: History) -> r.Verdict:
         "oracle": oracle.check,
         "controls": lambda: _controls(history, pairs),
         "accounting": lambda: _accounting(history),
+        "fallbacks": lambda: fallbacks(history, _but_foreign(history)),
         "visible": lambda: visible_findings(history),
         "logs": lambda: logs.check_logs(history),
     }
@@ -134,6 +135,7 @@ def _judge_pair(
         native=roles["native"],
         own=roles["own"][0],
         saver_native=roles["saver"][0],
+        own_recomputed=failed_loads(history, roles["own"][0]) > 0,
     )
     rule = identity.PairRule(bool(params["changes_answers"]), bool(params["must_isolate"]))
     result = identity.judge_pair(
@@ -203,12 +205,14 @@ def _control(history: History, kind: str, o: r.Observation) -> list[r.Finding]:
     ]
 
 
+def _but_foreign(history: History) -> list[r.Observation]:
+    """All measured requests but the foreign ones: what those claim is judged by itself."""
+    return [o for o in measured(history) if kind_of(o) != "foreign"]
+
+
 def _accounting(history: History) -> list[r.Finding]:
-    """Sums and sources of all measured requests but the foreign ones: what those claim is judged by itself."""
     found: list[r.Finding] = []
-    for o in measured(history):
-        if kind_of(o) == "foreign":
-            continue
+    for o in _but_foreign(history):
         found += sums_and_sources(engine_facts(history, o.engine), o, delta_of(history, o))
     return found
 

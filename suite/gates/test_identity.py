@@ -62,6 +62,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
+    version = 2
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:
@@ -105,6 +106,7 @@ class Salt(Gate):
     """
 
     id = "I.salt"
+    version = 2
     claim = "blocks saved under one cache salt are reused under that salt alone"
 
     CASES = {
@@ -152,6 +154,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
+    version = 2
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 
     CASES = {

@@ -52,6 +52,7 @@ class Made:
     equal_control: int | None = REUSABLE
     own_control: int = REUSABLE
     own_top: Top | None = None
+    own_failed_loads: int = 0
     second_native_top: Top | None = None
     cold_external: int = 0
     reader_keys: Sequence[str] = ("tiny@tp_rank:0@group:0@bb",)
@@ -157,6 +158,8 @@ class Made:
         if role.startswith("foreign"):
             changes["store.load_get.partial_failure.ops"] = self.failed_loads
             changes["store.load_get.ok.ops"] = int(bool(external) and not self.failed_loads)
+        if role.startswith("own"):
+            changes["store.load_get.partial_failure.ops"] = self.own_failed_loads
         after = delta(PROMPT_TOKENS, local, external, **{k.replace(".", "__"): v for k, v in changes.items()})
         before = dict.fromkeys(after, 0.0)
         snapshots = [

@@ -132,6 +132,14 @@ def test_an_engine_that_reads_its_own_blocks_wrongly_does_not_pass() -> None:
     assert judged(shared(own_top=MIXED)).finding == CODE.WRONG_ANSWER
 
 
+def test_an_own_load_that_failed_in_part_is_a_fallback_and_no_wrong_answer() -> None:
+    """Recomputed in part, the answer has the shape of neither arm: the cold one judges it, within the cold floor."""
+    near = (THEIRS[0], (7, -1.9005), THEIRS[2])
+    assert judged(Made(own_top=near)).finding == CODE.WRONG_ANSWER
+    assert judged(Made(own_top=near, own_failed_loads=1)).finding == CODE.SILENT_FALLBACK
+    assert judged(Made(own_top=MIXED, own_failed_loads=1)).finding == CODE.WRONG_ANSWER
+
+
 def test_a_build_without_the_setting_is_untestable_with_the_engines_own_words() -> None:
     verdict = judged(Made(attempt="dead", params={"may_lack": True}))
     assert (verdict.outcome, verdict.finding) == (r.Outcome.UNTESTABLE, CODE.MISSING_CAPABILITY)
