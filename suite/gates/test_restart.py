@@ -27,6 +27,13 @@ OLD_BLOCKS = 2
 
 NEW_TOKENS = 2000
 
+CHANGES = {
+    "reader": {"--max-num-batched-tokens": "512", "--max-num-seqs": "8"},
+    "master": {"--default_kv_lease_ttl": "20000", "--eviction_ratio": "0.2"},
+}
+"""Settings that an operator changes with a restart and that change nothing of the KV: what the pool holds stays readable. (What
+changes the KV is family I's.)"""
+
 
 class Restarted(Gate):
     """Claim: an engine started again with the same identity reads exactly the blocks that the pool still holds, a master
@@ -51,6 +58,9 @@ class Restarted(Gate):
         # booked twice cannot be told from hits that are not back.
         yield Case(f"{self.id}.master", {"unit": "master"}, core=UNRECORDED)
         yield Case(f"{self.id}.engine", {"unit": "reader"})
+        for unit, changes in CHANGES.items():
+            name = "engine" if unit == "reader" else unit
+            yield Case(f"{self.id}.{name}-changed", {"unit": unit, "changes": changes}, core=UNRECORDED)
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
@@ -69,7 +79,7 @@ class Restarted(Gate):
                 named.append([keys.get(block, "") for block in range(OLD_BLOCKS)])
                 stack.fact(NAMED_KEYS, {"prompt": i, "keys": named[-1]})
         with stack.phase(case.id, "restart"):
-            Restart(unit).inject(stack)
+            Restart(unit, case.params.get("changes", {})).inject(stack)
             prove_healthy(stack, case.id)
         if stack.dirty:
             stack.scan_logs(case.id)
@@ -82,6 +92,8 @@ class Restarted(Gate):
                 stack.ask_measured(first, prompt, f"native/new-{i}")
                 stack.ask_measured(second, prompt, f"external/new-{i}")
         stack.scan_logs(case.id)
+        if "changes" in case.params:
+            stack.dirty = True  # well, but not the stack of the specification any more
 
     def judge(self, history: History) -> r.Verdict:
         return judge_restart(self, history)

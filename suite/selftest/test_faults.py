@@ -13,7 +13,7 @@ from fixtures.errors import HarnessError
 from fixtures.faults import Fault, Freeze, Kill, Restart, Stop
 from fixtures.faults.base import Proof
 from fixtures.healthy import prove_healthy
-from fixtures.revive import revive
+from fixtures.revive import changed_argv, revive
 from fixtures.runtimes.proc import is_alive, process_state
 from fixtures.stack import Stack
 from reports import records as r
@@ -92,6 +92,31 @@ def test_a_restart_is_proven_by_another_start_time(stack: Stack) -> None:
     again = Restart("master").inject(stack)
     assert again.landed
     assert again.proof["before"] == restarted.proof["after"]
+
+
+def test_a_restart_with_other_settings_shows_them_on_the_new_command_line(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"--default_kv_lease_ttl": "7000"}
+    restarted = Restart("master", changes).inject(stack)
+    assert restarted.landed, restarted.proof
+    assert "--default_kv_lease_ttl=7000" in stack.handle("master").launch.argv
+    monkeypatch.setattr("fixtures.faults.signals.shown_cmdline", lambda pid: ("master", "--default_kv_lease_ttl=5000"))
+    unchanged = Restart("master", changes).inject(stack)
+    assert not unchanged.landed
+    assert not unchanged.proof["changed"]
+
+
+def test_flags_are_changed_in_the_form_that_they_have() -> None:
+    argv = ("vllm", "--seqs", "64", "--lease=5")
+    assert changed_argv(argv, {"--seqs": "8", "--lease": "9", "--new": "1"}) == (
+        "vllm",
+        "--seqs",
+        "8",
+        "--lease=9",
+        "--new=1",
+    )
+    assert changed_argv(argv, {}) == argv
 
 
 class Harmless(Fault):

@@ -159,8 +159,9 @@ def test_harm_of_a_failed_load_is_named(
 class SimulatedRestart:
     """What a restart leaves behind in the simulation: an empty engine with half of the pool, or an empty pool."""
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, unit: str, changes: dict[str, str]) -> None:
         self.unit = unit
+        self.changes = changes
 
     def inject(self, stack: SimulatedStack) -> None:
         if self.unit == "master":
@@ -200,7 +201,7 @@ def restart(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda unit, *lies: run_case(RESTARTED, f"P.restart.{unit}", lies)
 
 
-@pytest.mark.parametrize("unit", ["engine", "master"])
+@pytest.mark.parametrize("unit", ["engine", "master", "engine-changed", "master-changed"])
 def test_an_honest_restart_passes(restart: Any, unit: str) -> None:
     verdict = restart(unit)
     assert verdict.outcome is Out.PASS, verdict.findings
@@ -222,6 +223,7 @@ def test_a_restarted_engine_reads_some_old_blocks_and_misses_others(restart: Any
     ("unit", "lie", "outcome", "finding"),
     [
         ("engine", "stale", Out.FAIL, F.WRONG_ANSWER),
+        ("engine-changed", "stale", Out.FAIL, F.WRONG_ANSWER),
         ("engine", "mute", Out.FAIL, F.ZERO_HITS),
         ("engine", "ill", Out.FAIL, F.HITS_NOT_BACK),
         ("master", "mute", Out.FAIL, F.ZERO_HITS),
