@@ -75,7 +75,6 @@ def test_a_variant_is_validated_too() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('runtime = "docker"', "runtime = 'docker' is not built yet"),
         ('runtime = "external"', "runtime = 'external' is not built yet"),
     ],
 )
