@@ -1,0 +1,148 @@
+"""The campaign: order, limits, budget, going on after a cut, and evidence that comes back whole. Runs are small real processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fixtures.errors import UsageError
+from fixtures.spec import resolve_spec_path
+from tools import campaign
+from tools.campaign import Plan, Run, carry_out, command_of, earlier_outcome, load_plan, main, pack
+
+pytestmark = pytest.mark.selftest
+
+ROOMY_S = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a selftest end within milliseconds: look often."""
+    monkeypatch.setattr(campaign, "POLL_S", 0.02)
+
+
+def run(name: str, *module: str, **changes: float | str) -> Run:
+    return msgspec.structs.replace(Run(name=name, module=module, expected_s=1, limit_s=100), **changes)
+
+
+def go(plan: list[Run], tmp_path: Path, budget_s: float = ROOMY_S) -> tuple[list[campaign.Outcome], list[str]]:
+    said: list[str] = []
+    found = carry_out(Plan(run=tuple(plan)), tmp_path / "work", tmp_path / "out", budget_s, said.append)
+    return found, said
+
+
+def test_runs_are_done_in_order_once_and_their_output_is_carried_away(tmp_path: Path) -> None:
+    plan = [run("a", "this"), run("b", "no_such_module_anywhere")]
+    found, _ = go(plan, tmp_path)
+    assert [(o.name, o.exit_code, o.cut) for o in found] == [("a", 0, False), ("b", 1, False)]
+    with tarfile.open(tmp_path / "out" / "a.tar.gz") as archive:
+        assert set(archive.getnames()) == {"a", "a/output.txt", "a/campaign.json"}
+        text = archive.extractfile("a/output.txt")
+        assert text is not None
+        assert b"Beautiful is better than ugly" in text.read()
+    again, said = go(plan, tmp_path)
+    assert again == []
+    assert said == ["not begun: none"], "a finished run, also one that failed, is not run again"
+
+
+def test_a_run_is_interrupted_at_its_limit_and_the_next_call_runs_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(600)")
+    found, _ = go([run("slow", *waits, limit_s=0.3)], tmp_path)
+    assert [(o.cut, o.calls) for o in found] == [(True, 1)]
+    assert found[0].exit_code != 0
+    found, _ = go([run("slow", "this")], tmp_path)
+    assert [(o.cut, o.calls, o.exit_code) for o in found] == [(False, 2, 0)]
+
+
+def test_a_run_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "STOP_S", 0.5)
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+    found, _ = go([run("deaf", "timeit", "-n", "1", "-r", "1", deaf, limit_s=1.0)], tmp_path)
+    assert [(o.cut, o.exit_code) for o in found] == [(True, None)]
+
+
+def test_what_does_not_fit_is_not_begun_and_said(tmp_path: Path) -> None:
+    found, said = go([run("a", "this"), run("b", "this")], tmp_path, budget_s=campaign.STOP_S + campaign.PACK_S)
+    assert found == []
+    assert said == ["not begun: a, b"]
+
+
+def test_runs_of_a_group_run_beside_each_other(tmp_path: Path) -> None:
+    meet = (
+        "import pathlib, time, os; p = pathlib.Path({!r}); (p / str(os.getpid())).touch();"
+        "end = time.monotonic() + 60\nwhile len(list(p.iterdir())) < 2 and time.monotonic() < end: time.sleep(0.02)\n"
+        "assert len(list(p.iterdir())) == 2"
+    ).format(str(tmp_path / "meeting"))
+    (tmp_path / "meeting").mkdir()
+    words = ("timeit", "-n", "1", "-r", "1", meet)
+    found, _ = go([run("a", *words, group="g"), run("b", *words, group="g")], tmp_path)
+    assert [o.exit_code for o in found] == [0, 0]
+
+
+def test_a_cut_run_of_gates_is_resumed(tmp_path: Path) -> None:
+    gates = Run(name="g", pytest=("suite/gates",), expected_s=1, limit_s=1)
+    assert command_of(gates, tmp_path)[-2:] == ["--evidence", str(tmp_path)]
+    for name in ("20260101-000000-x-1", "20260102-000000-x-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "history-main.jsonl").touch()
+    assert command_of(gates, tmp_path)[-2:] == ["--resume", str(tmp_path / "20260102-000000-x-1")]
+
+
+def test_a_large_archive_comes_in_pieces_that_make_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "PIECE_BYTES", 1000)
+    work = tmp_path / "run"
+    work.mkdir()
+    (work / "noise").write_bytes(os.urandom(3500))
+    (work / "link").symlink_to("noise")
+    out = tmp_path / "out"
+    out.mkdir()
+    pieces = pack(work, out)
+    assert len(pieces) == 4
+    assert [p.name for p in sorted(out.iterdir())] == [p.name for p in pieces], "sorted by name they are in order"
+    with tarfile.open(fileobj=io.BytesIO(b"".join(p.read_bytes() for p in pieces))) as archive:
+        assert set(archive.getnames()) == {"run", "run/noise"}
+        noise = archive.extractfile("run/noise")
+        assert noise is not None
+        assert noise.read() == (work / "noise").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[[run]]\nname = 'a'\nexpected_s = 1\nlimit_s = 1", "either pytest"),
+        ("[[run]]\nname = 'a b'\nmodule = ['x']\nexpected_s = 1\nlimit_s = 1", "names differ"),
+        ("[[run]]\nname = 'a'\nmodul = ['x']\nexpected_s = 1\nlimit_s = 1", "modul"),
+        ("run = ", "plan"),
+    ],
+)
+def test_a_bad_plan_is_one_line(tmp_path: Path, text: str, wanted: str) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(UsageError, match=wanted) as caught:
+        load_plan(str(tmp_path / "p.toml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_plan_and_an_unknown_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = ["--work", str(tmp_path / "w"), "--out", str(tmp_path / "o")]
+    assert main(["nowhere", *folders]) == 4
+    assert "h200" in capsys.readouterr().err
+    assert main(["h200", *folders, "--only", "nothing"]) == 4
+    assert not (tmp_path / "w").exists()
+    assert earlier_outcome(tmp_path) is None
+
+
+def test_the_ready_plans_name_stacks_that_are_there() -> None:
+    for path in campaign.PLANS.glob("*.toml"):
+        plan = load_plan(str(path))
+        assert tomllib.loads(path.read_text())["run"]
+        for one in plan.run:
+            if "--stack" in one.pytest:
+                resolve_spec_path(one.pytest[one.pytest.index("--stack") + 1])
