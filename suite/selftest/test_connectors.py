@@ -123,3 +123,38 @@ def test_rdma_names_its_device() -> None:
     assert found.store_config is not None
     assert (found.store_config["protocol"], found.store_config["device_name"]) == ("rdma", "rxe0")
     assert "mooncake.json: protocol" not in settings(found)
+
+
+OFFLOAD = "kv_extra = { cpu_bytes_to_use = 1073741824 }\ngpu = 0"
+
+
+def test_offloading_is_vllms_own_connector_with_its_memory_and_without_a_pool() -> None:
+    found = plan(stack(f'connector = "cpu-offload"\n{OFFLOAD}', store="", top='platform = "cuda"'), lookup_port=None)
+    assert found.transfer_config == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824},
+    }
+    assert found.store_config is None
+
+
+def test_multi_is_the_pool_first_and_the_tier_behind_it() -> None:
+    found = plan(stack(f'connector = "multi"\n{OFFLOAD}', top='platform = "cuda"'))
+    assert found.transfer_config is not None
+    assert found.transfer_config["kv_connector"] == "MultiConnector"
+    assert found.transfer_config["kv_connector_extra_config"] == {
+        "connectors": [
+            {
+                "kv_connector": "MooncakeStoreConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"lookup_rpc_port": 7001},
+            },
+            {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824},
+            },
+        ]
+    }
+    assert found.store_config is not None

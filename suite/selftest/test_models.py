@@ -328,3 +328,14 @@ def test_quiet_tokens_are_far_from_the_top() -> None:
     quiet = np.setdiff1d(np.arange(512), speakable(512))
     fifth = np.sort(logprobs, axis=1)[:, -5]
     assert (logprobs[64:, quiet].max(axis=1) < fifth[64:]).all()
+
+
+@pytest.mark.parametrize(("name", "kv_bytes"), [("shape-3b", 36 << 10), ("shape-8b", 128 << 10)])
+def test_a_shape_is_a_model_directory_without_weights(tmp_path: Path, name: str, kv_bytes: int) -> None:
+    model = ensure_model(name, cache_dir=tmp_path)
+    assert model.kv_bytes_per_token() == kv_bytes
+    assert model.max_position >= 32768
+    files = {p.name for p in model.path.iterdir()}
+    assert {"config.json", "tokenizer.json"} <= files
+    assert not [f for f in files if f.endswith(".safetensors")]
+    assert ensure_model(name, cache_dir=tmp_path) == model

@@ -29,6 +29,10 @@ BAD = [
     ('name = "x"\n[engine]\nconnector = "native"\ngpu = 0', "platform = 'cuda'"),
     ('name = "x"\ntransport = "rdma"\n[engine]\nconnector = "native"', "device"),
     ('name = "x"\n[engine]\nconnector = "native"\nhash_seed = "abc"', "hash_seed"),
+    ('name = "x"\n[engine]\nconnector = "cpu-offload"\nkv_extra = {cpu_bytes_to_use = 1}', "GPUs only"),
+    ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "cpu-offload"', "cpu_bytes_to_use"),
+    ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "multi"\nkv_extra = {cpu_bytes_to_use = 1}', "store"),
+    ('name = "x"\n[engine]\nconnector = "native"\nmodel = "shape-8b"', "load_format"),
     ('name = "x"\n[store]\nmode = "standalone"', "owners = 1"),
     ('name = "x"\n[store]\nclient_ttl_s = 0', "must be positive"),
     (
