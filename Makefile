@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup gates gates-full smoke bench-smoke defects test lint format preflight bundle clean clean-all
+.PHONY: help setup gates gates-full smoke base-image wheelhouse image docker-smoke bench-smoke defects test lint format preflight bundle clean clean-all
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,19 @@ gates-full: setup ## every case of every gate; RESUME=reports/out/RUN goes on wi
 
 smoke: setup ## the fastest real-stack proof of each family; a few minutes
 	@tools/run smoke $(ARGS)
+
+base-image: setup ## a slim Debian base image out of Debian packages; no image registry is asked
+	@$(BIN)/python -m tools.image base
+
+wheelhouse: setup ## the wheels of the CPU stack in wheelhouse/image-cpu, fetched once
+	@$(BIN)/python -m tools.image wheelhouse
+
+image: setup ## the CPU image of the stack, built with no network; quick when nothing changed
+	@$(BIN)/python -m tools.image image
+
+docker-smoke: image ## two engines and a master in three containers: share, partition, heal, and three gates
+	@$(BIN)/python -c "import docker" 2>/dev/null || { echo "docker-smoke: needs the docker SDK for Python; make setup EXTRAS=cpu,docker" >&2; exit 4; }
+	@tools/run docker-smoke $(ARGS)
 
 bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack; under five minutes
 	@tools/run bench-smoke $(ARGS)

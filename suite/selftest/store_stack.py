@@ -16,13 +16,14 @@ SEGMENT_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
-def store_stack(folder: Path, store: str = "") -> Iterator[Stack]:
-    """The servers of a pool, brought up as for a real stack. ``store``: lines of its [store] table.
+def store_stack(folder: Path, store: str = "", head: str = "") -> Iterator[Stack]:
+    """The servers of a pool, brought up as for a real stack. ``store``: lines of its [store] table;
+    ``head``: of the stack itself (such as its runtime).
 
     What was recorded is in ``stack.notes["records"]``.
     """
     spec = parse_spec(
-        f'name = "x"\n[store]\nsegment_bytes = {SEGMENT_BYTES}\nclient_ttl_s = 2\n{store}\n[engine]\n', "x.toml"
+        f'name = "x"\n{head}\n[store]\nsegment_bytes = {SEGMENT_BYTES}\nclient_ttl_s = 2\n{store}\n[engine]\n', "x.toml"
     )
     recorded: list[r.Record] = []
     builder = StackBuilder(spec, "s1", folder, recorded.append, Silent())

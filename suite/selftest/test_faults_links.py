@@ -10,7 +10,8 @@ import pytest
 from fixtures import netfilter
 from fixtures.errors import HarnessError
 from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, LimitLink, ResetLink, Restart, SlowLink
-from fixtures.faults.links import connect_result, control_ports, data_ports
+from fixtures.faults.connect import connect_result
+from fixtures.faults.links import control_ports, data_ports
 from fixtures.healthy import prove_healthy
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession

@@ -1,0 +1,1 @@
+"""Proofs that a way to bring a stack up carries the gates. They judge the suite's own machinery, not the stack."""
