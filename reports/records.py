@@ -303,6 +303,8 @@ class SocketSnapshot(Record, frozen=True, kw_only=True, tag="sockets"):
 
         By port alone: the store lists the address that a client advertises, the kernel the one that it binds (all interfaces).
         """
+        if exact := [line.partition(" ")[0] for line in self.listening if line.partition(" ")[2] == endpoint]:
+            return exact[0]
         port = endpoint.rpartition(":")[2]
         return next((line.partition(" ")[0] for line in self.listening if line.rpartition(":")[2] == port), None)
 

@@ -55,7 +55,9 @@ class Well:
         self.engines = {n: SimpleNamespace(facts=facts) for n in ("e0", "e1", *self.joined)}
         self.names = list(self.engines)
         self.spec = SimpleNamespace(
-            engines=[SimpleNamespace(name=n) for n in ("e0", "e1")], store=SimpleNamespace(client_ttl_s=10)
+            engines=[SimpleNamespace(name=n) for n in ("e0", "e1")],
+            store=SimpleNamespace(client_ttl_s=10),
+            external=None,
         )
         admin = SimpleNamespace(health=lambda: self.store_healthy, segment_list=lambda: ())
         self.store = SimpleNamespace(admin=admin, owners={}, masters={"master": None})

@@ -79,7 +79,7 @@ def test_a_variant_is_validated_too() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('runtime = "external"', "runtime = 'external' is not built yet"),
+        ('runtime = "external"', r"needs an \[external\] table"),
     ],
 )
 def test_what_is_not_built_is_refused_never_replaced(text: str, message: str) -> None:
