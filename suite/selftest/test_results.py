@@ -1,0 +1,113 @@
+"""The pages of results are what the published files give, and say what those say: newest verdicts, times, cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import records as r
+from reports.cost import Cost, cost_of
+from reports.evidence import LoadedRun
+from reports.history import History
+from reports.results import BRIEF, REPORT, Published, brief, main, published, report, table
+from reports.runinfo import RunInfo, StackInfo
+from reports.scoreboard import build
+from suite.selftest import bench_samples as samples
+
+pytestmark = pytest.mark.selftest
+
+
+def test_the_committed_pages_are_what_the_published_files_give() -> None:
+    runs = published()
+    assert REPORT.read_text() == report(runs), "run: python -m reports.results"
+    assert BRIEF.read_text() == brief(runs), "run: python -m reports.results"
+
+
+def verdict(case: str, outcome: str = "PASS", **fields: Any) -> r.Verdict:
+    gate = ".".join(case.split(".")[:2])
+    return r.Verdict(case_id=case, gate=gate, outcome=r.Outcome(outcome), claim="c", **fields)
+
+
+def run(
+    name: str, wall_s: float, *verdicts: r.Verdict, model: str = "shape-8b-1234", cost: Cost | None = None
+) -> Published:
+    engine = samples.facts("e0")
+    engine = r.EngineFacts(**{f: getattr(engine, f) for f in engine.__struct_fields__} | {"model": f"/m/{model}"})
+    info = RunInfo(
+        run_id=name,
+        wall_s=wall_s,
+        host={"gpu": "nvidia-smi: NVIDIA X, 1 MiB", "cpus": 4, "cpu_model": "C", "memory_bytes": 2**30},
+        stacks=(StackInfo(stack_id="s", name="gpu-x", platform="cuda", engines=(engine,)),),
+    )
+    return Published(name=name, board=build(verdicts, run=info), cost=cost)
+
+
+TIMES = {
+    "ttft_ms": {arm: {"p50": ms, "p90": ms, "p99": ms} for arm, ms in (("cold", 100.0), ("native", 10.0), ("external", 50.0))},
+    "external_over_cold": [0.5, 0.45, None],
+    "blocks": 8,
+    "thrown": {"cold: was warm": 2},
+}  # fmt: skip
+
+
+def test_times_of_every_source_and_length_are_shown_with_what_they_rest_on() -> None:
+    page = report(
+        [
+            run("r", 0.0, verdict("B.ttft.t1000", numbers=TIMES), verdict("B.offload.t1000", "FAIL", numbers=TIMES)),
+        ]
+    )
+    assert "| shape-8b | 1,000 | pool | 100.0 | 10.0 | 50.0 | 0.50 [0.45, -] | 8 | 2 | PASS | `r` |" in page
+    assert "| shape-8b | 1,000 | host memory | 100.0 | 10.0 | 50.0 | 0.50 [0.45, -] | 8 | 2 | FAIL | `r` |" in page
+
+
+def test_of_a_case_that_ran_twice_the_newest_counts_and_both_are_shown() -> None:
+    failed = verdict("P.x.a", "FAIL", got="bad", findings=(r.Finding(code=r.FindingCode.WRONG_ANSWER, message="bad"),))
+    runs = [run("old", 0.0, failed), run("new", 86400.0, verdict("P.x.a"))]
+    assert "1 cases, the newest verdict of each: 1 PASS." in brief(runs)
+    assert "1970-01-01 to 1970-01-02" in brief(runs)
+    assert "| `P.x.a` | FAIL | `wrong-answer` | bad | `old` |" in report(runs)
+    assert "| `P.x` | 1 FAIL | 1 PASS |" in report(runs)
+    again = [run("old", 0.0, failed), run("new", 1.0, failed)]
+    assert "| `P.x.a` | FAIL | `wrong-answer` | bad | `old`, `new` |" in report(again)
+    assert "| `wrong-answer` | 1 | `P.x.a` |" in brief(again)
+
+
+def test_a_cell_cannot_break_its_table() -> None:
+    assert table(("a",), [("x|y",)]) == ["| a |", "|---|", "| x\\|y |"]
+    assert table(("a",), []) == []
+
+
+def test_cost_is_the_time_in_cases_and_the_time_beside_them() -> None:
+    records: list[r.Record] = [
+        r.RunStarted(run_id="x", suite_version="0", wall_s=0.0, t_s=100.0),
+        samples.stack_up(platform="cuda", engines=[{"name": "e0", "gpu": 0}, {"name": "e1", "gpu": 1}]),
+    ]
+    for case, begin, end in (("A.a.x", 110.0, 130.0), ("A.a.y", 130.0, 140.0), ("A.a.x", 150.0, 155.0)):
+        records += [
+            r.CaseStarted(case_id=case, gate="A.a", gate_version=1, claim="c", stack_id="s1", t_s=begin),
+            r.CaseFinished(case_id=case, t_s=end),
+        ]
+    records.append(r.CaseStarted(case_id="A.a.cut", gate="A.a", gate_version=1, claim="c", stack_id="s1", t_s=158.0))
+    records[1] = r.StackUp(**{f: getattr(records[1], f) for f in records[1].__struct_fields__} | {"t_s": 109.0})
+    records.append(r.RunFinished(t_s=160.0, exit_code=0))
+    found = cost_of(LoadedRun(path="x", histories={"history-main": History(records)}, skipped={}))
+    assert (found.run_id, found.gpus, found.wall_s, found.stacks) == ("x", 2, 60.0, 1)
+    assert found.cases == {"A.a.x": 5.0, "A.a.y": 10.0}, "a case run again has its last time, a cut one none"
+    assert found.gpu_minutes(found.cases_s) == pytest.approx(0.5)
+    assert found.gpu_minutes(found.start_s) == pytest.approx(1.5)
+
+
+def test_cost_is_shown_by_run_and_by_gate() -> None:
+    cost = Cost(run_id="x", gpus=1, wall_s=120.0, stacks=2, cases={"P.x.a": 30.0, "B.ttft.t9": 30.0})
+    page = report([run("r", 0.0, verdict("P.x.a"), cost=cost)])
+    assert "| `r` | 1 | 2 | 2.0 | 1.0 | 1.0 | 30.0 |" in page
+    assert "| `P.x` | 1 | 0.5 | 30.0 |" in page
+    assert "| all | 1 | 0.5 |  |" in page
+
+
+def test_publish_needs_a_run_and_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--publish", "x"]) == 4
+    assert main(["--publish", str(tmp_path / "no"), "--into", str(tmp_path / "p")]) == 4
+    assert "results: " in capsys.readouterr().err
