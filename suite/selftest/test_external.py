@@ -53,6 +53,7 @@ server.serve_forever()
 """
 
 
+ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES: list[ExternalRuntime] = []
 """Made by a test; closed when it ends."""
 
@@ -376,3 +377,11 @@ def test_allow_faults_is_for_deployed_stacks(tmp_path: Path) -> None:
     assert (plain.external.allow_faults, allowed.external.allow_faults) == (False, True)
     with pytest.raises(UsageError, match="no deployed stack"):
         effective_spec({"stack": "cpu", "allow_faults": True})
+
+
+def test_the_example_of_the_manual_is_a_good_spec_but_for_its_model(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "external.md").read_text()
+    example = text.split("```toml\n")[1].split("```")[0]
+    spec = require_built(parse_spec(example, "docs/external.md"), "docs/external.md")
+    assert spec.external is not None
+    assert spec.external.commands.kill[:2] == ("kubectl", "exec")
