@@ -7,6 +7,7 @@ along (the stock vLLM image) is kept as it is; what is missing is taken from the
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,7 @@ def main() -> None:
         run(*pip, *wheels)
     else:
         run(*pip, given.mooncake)
+    shutil.copyfile(Path(given.wheels) / "health.py", Path(given.into) / "bin" / "kvgates-health.py")
     said = run(python, "-c", CHECK, given.cuda, given.vllm, given.mooncake)
     sys.stdout.write(said)
 

@@ -13,6 +13,8 @@ from tools.image.cli import DEADLINE_S, ImageError, docker, inspect, machine, sa
 SUITE = "bookworm"
 PACKAGES = (
     "ca-certificates",
+    "etcd-client",
+    "etcd-server",  # elects a leader where a pool has several masters
     "g++",  # torch compiles its CPU kernels at the first request
     "libcurl4",
     "libibverbs1",

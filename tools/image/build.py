@@ -18,6 +18,7 @@ NAME = "kvgates-stack:cpu"
 
 BUILD_BOUND_S = 600.0
 MAX_BYTES = 3_000_000_000
+SCRIPTS = ("install.py", "health.py")
 CONTENT = "kvgates.content"
 """Label: digest of all that decides what is in the image."""
 
@@ -25,7 +26,7 @@ CONTENT = "kvgates.content"
 def content(base_id: str) -> str:
     """Digest of the base image, the wheels and the recipe."""
     parts = [base_id, wheelhouse.key()]
-    parts += [(ROOT / "containers" / name).read_text(encoding="utf-8") for name in ("Dockerfile", "install.py")]
+    parts += [(ROOT / "containers" / name).read_text(encoding="utf-8") for name in ("Dockerfile", *SCRIPTS)]
     parts.append(Path(__file__).read_text(encoding="utf-8"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -75,7 +76,8 @@ def fill(context: Path, wheels: Path) -> None:
             os.link(wheel, context / wheel.name)
         except OSError:
             shutil.copyfile(wheel, context / wheel.name)
-    shutil.copyfile(ROOT / "containers" / "install.py", context / "install.py")
+    for script in SCRIPTS:
+        shutil.copyfile(ROOT / "containers" / script, context / script)
 
 
 def ensure() -> str:
