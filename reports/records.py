@@ -297,6 +297,8 @@ class SocketSnapshot(Record, frozen=True, kw_only=True, tag="sockets"):
     unix: tuple[UnixSocket, ...] = ()
     listening: tuple[str, ...] = ()
     """``unit address:port`` of every listening TCP socket of the stack."""
+    addresses: dict[str, str] = {}
+    """unit -> its own address, where units have one each (containers): two of them may listen on ports of one number."""
 
     def unit_at(self, endpoint: str) -> str | None:
         """Unit that listens at an endpoint as the store lists it, or None.
@@ -305,8 +307,11 @@ class SocketSnapshot(Record, frozen=True, kw_only=True, tag="sockets"):
         """
         if exact := [line.partition(" ")[0] for line in self.listening if line.partition(" ")[2] == endpoint]:
             return exact[0]
-        port = endpoint.rpartition(":")[2]
-        return next((line.partition(" ")[0] for line in self.listening if line.rpartition(":")[2] == port), None)
+        host, _, port = endpoint.rpartition(":")
+        holders = [line.partition(" ")[0] for line in self.listening if line.rpartition(":")[2] == port]
+        if host in self.addresses.values():
+            holders = [unit for unit in holders if self.addresses.get(unit) == host]
+        return next(iter(holders), None)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 65
 """Two whole blocks: enough to be saved, and to be taken away."""
+
+LOOPBACK = "127.0.0.1"
 
 CONTROL_BYTES = 4096
 """Size of the object that the foreign client puts, reads and removes itself: its tools work."""
@@ -43,12 +45,17 @@ class ExposedPorts(Gate):
             stack.snapshot_sockets("exposure")
             stack.fact("exposure.host", stack.spec.host)
             stack.fact("exposure.units", sorted(stack.units()))
+            # Where every unit has an address of its own (containers), that is what it was given.
+            given = {name: stack.host_of(name, unit.launch.role) for name, unit in stack.units().items()}
+            stack.fact("exposure.hosts", given)
 
     def judge(self, history: History) -> r.Verdict:
         snapshot = next((s for s in history.of(r.SocketSnapshot) if s.label == "exposure"), None)
         host, units = history.fact("exposure.host"), history.fact("exposure.units")
         listening = snapshot.listening if snapshot else ()
-        findings = _exposed(listening, str(host.value) if host else "", units.value if units else [])
+        hosts = history.fact("exposure.hosts")
+        given = dict(hosts.value) if hosts else {}
+        findings = _exposed(listening, str(host.value) if host else "", units.value if units else [], given)
         open_to_all = findings[0].evidence.get("ports", []) if findings else []
         return self.verdict(
             history,
@@ -67,13 +74,13 @@ class ExposedPorts(Gate):
         )
 
 
-def _exposed(listening: Sequence[str], host: str, units: Sequence[str]) -> list[r.Finding]:
-    """``unit address:port`` lines whose address is not the stack's own."""
+def _exposed(listening: Sequence[str], host: str, units: Sequence[str], given: Mapping[str, str]) -> list[r.Finding]:
+    """``unit address:port`` lines whose address is not the one that the unit was given (default: the stack's own)."""
     seen = {line.split(" ", 1)[0] for line in listening}
     missing = [unit for unit in units if unit not in seen]
     if not listening or not units or missing:
         return too_few(f"no listening port was seen of {', '.join(missing) or 'any unit'}", missing=missing)
-    wrong = [line for line in listening if not _bound_to(line.split(" ", 1)[1].rpartition(":")[0], host)]
+    wrong = [line for line in listening if not _bound_as_given(line, given, host)]
     if not wrong:
         return []
     by_unit: dict[str, list[str]] = {}
@@ -88,6 +95,13 @@ def _exposed(listening: Sequence[str], host: str, units: Sequence[str]) -> list[
             host=host,
         )
     ]
+
+
+def _bound_as_given(line: str, given: Mapping[str, str], host: str) -> bool:
+    """A unit with an address of its own may use that and loopback, which is its own too."""
+    unit, _, where = line.partition(" ")
+    address = where.rpartition(":")[0]
+    return _bound_to(address, given.get(unit, host)) or (unit in given and _bound_to(address, LOOPBACK))
 
 
 def _bound_to(address: str, host: str) -> bool:

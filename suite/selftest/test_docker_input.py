@@ -31,6 +31,7 @@ from fixtures.runtimes.docker_client import architecture, connect
 from fixtures.runtimes.docker_image import MARK, StackImage, find_image
 from fixtures.runtimes.docker_launch import mounts, plan_container
 from fixtures.spec import load_spec
+from reports.records import SocketSnapshot
 from tools.image import base, build, cli, wheelhouse
 
 pytestmark = pytest.mark.selftest
@@ -330,3 +331,20 @@ def test_a_port_on_loopback_may_be_published() -> None:
 )
 def test_a_socket_beyond_the_plan_is_named(role: str, listening: list[str], complains: bool) -> None:
     assert bool(socket_complaints("u", role, "10.0.0.2", (1,), listening)) is complains
+
+
+# Who owns a block ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("addresses", "endpoint", "wanted"),
+    [
+        ({"e0": "10.0.0.2", "e1": "10.0.0.3"}, "10.0.0.3:15000", "e1"),
+        ({"e0": "10.0.0.2", "e1": "10.0.0.3"}, "10.0.0.2:15000", "e0"),
+        ({"e0": "10.0.0.2", "e1": "10.0.0.3"}, "10.0.0.3:15001", None),
+        ({}, "127.0.0.1:15000", "e0"),
+    ],
+)
+def test_two_containers_may_use_one_port_number(addresses: dict[str, str], endpoint: str, wanted: str | None) -> None:
+    seen = SocketSnapshot(
+        t_s=0.0, listening=("e0 0.0.0.0:15000", "e0 0.0.0.0:15001", "e1 0.0.0.0:15000"), addresses=addresses
+    )
+    assert seen.unit_at(endpoint) == wanted
