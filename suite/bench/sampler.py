@@ -28,6 +28,10 @@ PREPARED_TOKENS = 32768
 """Tokens of one arm's prompts at one place that are prepared at a time, about: what is prepared has to fit into the pool, and into the
 reader's own cache beside all that is sent meanwhile."""
 
+FULL_SHARE = 0.5
+"""Part of the pool's memory that may be in use before blocks are prepared. Beyond the master's watermark (0.9 of it) it evicts, and
+then nobody can tell by the number of keys whether a prompt was saved: 90 s of waiting were seen."""
+
 ANSWER_TOKENS = 2
 """Of a timed request. Never 1: the tested release does not save a prompt whose request ends with its first token."""
 
@@ -75,6 +79,7 @@ class Sampler:
         """Bring the prompts of the next blocks into their state."""
         with self.stack.phase(self.case_id, "prepare"):
             settle_saves(self.stack)
+            make_room(self.stack)
             for block in range(first, first + self.ahead):
                 for place in range(2):
                     if self.unanswered < GIVE_UP_AFTER:
@@ -111,6 +116,14 @@ class Sampler:
         self.records += records
         blocks = read_blocks(records, self.tokens, self.block_tokens)
         return blocks.valid[0].log_ratio("cold", "external") if blocks.valid else None
+
+
+def make_room(stack: Stack) -> None:
+    """Empty the pool where more than ``FULL_SHARE`` of it is in use: all that lies there are prompts that were measured. A deployed
+    pool is left alone: what lies there is somebody's."""
+    if stack.spec.external is None and stack.pool_share() > FULL_SHARE:
+        stack.store_tool([{"op": "remove", "keys": sorted(stack.keys())}])
+        stack.fact("bench.made-room", {"share_left": stack.pool_share()})
 
 
 @contextmanager

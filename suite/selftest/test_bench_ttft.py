@@ -54,8 +54,11 @@ class ModelStack:
         self.record: Any = self.records.append
         up: Any = self.records[0]
         self.spec = SimpleNamespace(
-            timeouts=SimpleNamespace(visible_s=1, request_s=1), to_dict=lambda: up.spec, name="cpu"
+            timeouts=SimpleNamespace(visible_s=1, request_s=1), to_dict=lambda: up.spec, name="cpu", external=None
         )
+        self.shares = itertools.repeat(0.0)
+        """Part of the pool in use, at each look."""
+        self.removed: list[list[str]] = []
         self.caches: dict[str, set[tuple[int, ...]]] = {n: set() for n in self.names}
         self.pool: set[tuple[int, ...]] = set()
         self.counted = {n: dict.fromkeys(_COUNTERS, 0.0) for n in self.names}
@@ -133,6 +136,18 @@ class ModelStack:
     def key_count(self) -> int:
         return len(self.pool)
 
+    def keys(self) -> frozenset[str]:
+        return frozenset(str(len(prompt)) for prompt in self.pool)
+
+    def pool_share(self) -> float:
+        return next(self.shares)
+
+    def store_tool(self, steps: list[dict[str, Any]]) -> None:
+        (step,) = steps
+        assert step["op"] == "remove"
+        self.removed.append(step["keys"])
+        self.pool.clear()
+
     def wait(self, label: str, probe: Any, **_: Any) -> bool:
         return any(probe() for _ in range(50))
 
@@ -193,6 +208,21 @@ def test_it_finds_the_ratio_of_the_model_and_stops_when_it_is_decided() -> None:
     (fact,) = History(stack.records).facts("bench.results")
     assert [s["benchmark"] for s in fact.value] == [f"ttft/{arm}/{TOKENS}" for arm in ARMS]
     assert all(len(s["values"]) == 8 for s in fact.value)
+
+
+def test_a_pool_that_fills_is_emptied_before_it_evicts_and_no_measured_prompt_with_it() -> None:
+    stack: Any = ModelStack(TIMES)
+    stack.shares = itertools.chain(
+        [0.4, 0.6], itertools.repeat(0.0)
+    )  # first preparation, second, and after the removal
+    TTFT.collect(stack, CASE)
+    stack.record(r.CaseFinished(case_id=CASE.id, t_s=3.0))
+    verdict = safe_judge(TTFT, History(stack.records).for_case(CASE.id))
+    assert (len(stack.removed), verdict.numbers["thrown"]) == (1, {})
+    deployed: Any = ModelStack(TIMES)
+    deployed.shares, deployed.spec.external = itertools.repeat(1.0), object()
+    TTFT.collect(deployed, CASE)
+    assert deployed.removed == [], "what lies in a deployed pool is somebody's"
 
 
 def test_every_prompt_of_an_arm_is_new() -> None:
