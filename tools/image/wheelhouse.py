@@ -31,8 +31,9 @@ FETCH_BOUND_S = 1200.0
 
 def key() -> str:
     """Digest of what decides the wheelhouse's content."""
-    parts = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)]
-    return hashlib.sha256(b"\0".join(part.read_bytes() for part in parts)).hexdigest()
+    torch, others = engine_requirements()
+    parts = [torch, *others, *LEFT_OUT, CONSTRAINTS.read_text(encoding="utf-8")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def engine_requirements() -> tuple[str, list[str]]:
