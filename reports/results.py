@@ -7,6 +7,7 @@ verdicts, its report and its cost there. Nothing in the pages is typed by hand: 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -182,14 +183,27 @@ def interval(values: Sequence[float | None]) -> str:
 
 
 def break_even_table(runs: Sequence[Published]) -> list[str]:
-    """From which length reading beats computing."""
-    rows = [
-        (p.model_of(), SOURCE.get(v.gate.replace("break-even", "ttft"), "host memory"), v.got, f"`{p.name}`")
-        for p in runs
-        for v in (row.verdict for row in p.board.rows)
-        if v.gate in ("B.break-even", "B.offload-break-even") and v.numbers.get("ratio")
-    ]
-    return table(("model", "third arm", "break-even length", "run"), rows)
+    """From which length reading beats computing: the longest length that is surely slower, the shortest that is surely faster."""
+    groups: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for p, row in timing_rows(runs):
+        _, low, high = row.verdict.numbers["external_over_cold"]
+        ends = (0.0 if low is None else low, math.inf if high is None else high)
+        groups.setdefault((p.model_of(), SOURCE[row.verdict.gate]), []).append((_tokens(row), *ends))
+    rows = []
+    for (model, source), found in groups.items():
+        slower = [tokens for tokens, low, _ in found if low > 1]
+        faster = [tokens for tokens, _, high in found if high < 1]
+        measured = ", ".join(f"{tokens:,}" for tokens, _, _ in found)
+        rows.append(
+            (
+                model,
+                source,
+                measured,
+                f"{max(slower):,}" if slower else "none",
+                f"{min(faster):,}" if faster else "none",
+            )
+        )
+    return table(("model", "third arm", "lengths measured", "longest surely slower", "shortest surely faster"), rows)
 
 
 def ladder_table(runs: Sequence[Published]) -> list[str]:

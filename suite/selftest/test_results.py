@@ -62,6 +62,15 @@ def test_times_of_every_source_and_length_are_shown_with_what_they_rest_on() -> 
     assert "| shape-8b | 1,000 | host memory | 100.0 | 10.0 | 50.0 | 0.50 [0.45, -] | 8 | 2 | FAIL | `r` |" in page
 
 
+def test_the_break_even_length_lies_between_what_is_surely_slower_and_what_is_surely_faster() -> None:
+    def at(tokens: int, low: float | None, high: float | None) -> r.Verdict:
+        return verdict(f"B.ttft.t{tokens}", numbers={**TIMES, "external_over_cold": [1.0, low, high]})
+
+    page = report([run("r", 0.0, at(500, 1.1, 3.0), at(1000, 1.2, None), at(2000, None, 1.5), at(4000, 0.2, 0.9))])
+    assert "| shape-8b | pool | 500, 1,000, 2,000, 4,000 | 1,000 | 4,000 |" in page
+    assert "| shape-8b | pool | 500 | none | none |" in report([run("r", 0.0, at(500, 0.9, 1.1))])
+
+
 def test_of_a_case_that_ran_twice_the_newest_counts_and_both_are_shown() -> None:
     failed = verdict("P.x.a", "FAIL", got="bad", findings=(r.Finding(code=r.FindingCode.WRONG_ANSWER, message="bad"),))
     runs = [run("old", 0.0, failed), run("new", 86400.0, verdict("P.x.a"))]
