@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from reports import records as r
 from reports.evidence import LoadedRun
 
@@ -15,7 +18,9 @@ class Cost(r.Part, frozen=True, kw_only=True):
     """From the first record to the last one, over workers one after the other."""
     stacks: int
     """Stacks that came up."""
-    cases: dict[str, float]
+    spans: tuple[tuple[float, float], ...] = ()
+    """When each worker's file began and ended, in seconds since the epoch: runs that share a GPU overlap."""
+    cases: dict[str, float] = {}
     """Case -> seconds from its first record to its last one; calibration of the oracle is in the first case of a stack."""
 
     @property
@@ -39,12 +44,14 @@ def cost_of(run: LoadedRun) -> Cost:
     wall_s, stacks = 0.0, 0
     gpus: set[int] = set()
     run_id = ""
+    spans: list[tuple[float, float]] = []
     for history in run.histories.values():
         started: dict[str, float] = {}
         times: list[float] = []
+        began_s = 0.0
         for record in history:
             if isinstance(record, r.RunStarted):
-                run_id = record.run_id
+                run_id, began_s = record.run_id, record.wall_s
             elif isinstance(record, r.StackUp):
                 stacks += 1
                 if record.spec.get("platform") == "cuda":
@@ -55,5 +62,18 @@ def cost_of(run: LoadedRun) -> Cost:
                 cases[record.case_id] = round(record.t_s - started.pop(record.case_id), 2)
             if isinstance(at := getattr(record, "t_s", None), float):
                 times.append(at)
-        wall_s += max(times) - min(times) if times else 0.0
-    return Cost(run_id=run_id, gpus=len(gpus), wall_s=round(wall_s, 1), stacks=stacks, cases=cases)
+        took_s = max(times) - min(times) if times else 0.0
+        spans.append((round(began_s, 1), round(began_s + took_s, 1)))
+        wall_s += took_s
+    return Cost(
+        run_id=run_id, gpus=len(gpus), wall_s=round(wall_s, 1), stacks=stacks, spans=tuple(sorted(spans)), cases=cases
+    )
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds during which at least one span lasted."""
+    covered, end = 0.0, -math.inf
+    for begin, stop in sorted(spans):
+        covered += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return covered

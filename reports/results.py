@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from reports import records as r
-from reports.cost import Cost, cost_of
+from reports.cost import Cost, cost_of, covered_s
 from reports.evidence import EvidenceError, load_run
 from reports.judge import judge_run, known_gates
 from reports.redact import Redactor
@@ -238,6 +238,31 @@ def cost_table(runs: Sequence[Published]) -> list[str]:
     return table(head, rows, right=range(1, 7))
 
 
+def together_table(runs: Sequence[Published]) -> list[str]:
+    """What the gates of each session of runs cost together, stacks' starts included: runs that overlap count once."""
+    sessions: dict[str, list[Published]] = {}
+    for p in runs:
+        if p.cost is not None and any(not row.verdict.gate.startswith("B.") for row in p.board.rows):
+            sessions.setdefault(p.name.partition("/")[0], []).append(p)
+    rows = []
+    for name, found in sessions.items():
+        costs = [p.cost for p in found if p.cost is not None]
+        minutes = covered_s(span for c in costs for span in c.spans) / 60
+        verdicts = sum(p.board.counts.get(v, 0) for p in found for v in VERDICTS if v != "UNTESTABLE")
+        gpus = max(c.gpus for c in costs)
+        alone = sum(c.wall_s for c in costs) / 60
+        rows.append((f"`{name}`", len(found), verdicts, f"{alone:.1f}", f"{minutes:.1f}", f"{minutes * gpus:.1f}"))
+    head = (
+        "session",
+        "runs of gates",
+        "verdicts",
+        "minutes one after the other",
+        "minutes as run",
+        "GPU-minutes as run",
+    )
+    return table(head, rows, right=range(1, 6))
+
+
 def dearest_table(runs: Sequence[Published]) -> list[str]:
     """Gates by the time that their cases took (the newest run of a case)."""
     newest: dict[str, tuple[str, float]] = {}
@@ -270,6 +295,7 @@ def section(title: str, runs: Sequence[Published]) -> list[str]:
         ("Break-even length", "", break_even_table(runs)),
         ("Concurrency", "Prompts of 1,024 tokens, 90 % of each a shared system prompt; the client's own limits are in `docs/baseline.md`.", ladder_table(runs)),
         ("Cost of the verdicts", "Minutes of a run that shared its GPU with others at the same time count in full here.", cost_table(runs)),
+        ("Cost of the gates of a session", "Stacks of tiny models share one GPU: several runs at once cost hardly more than one.", together_table(runs)),
         ("Cost by gate", "", dearest_table(runs)),
     ]  # fmt: skip
     lines = [f"## {title}", ""]

@@ -117,6 +117,7 @@ class Going:
         self.started = time.monotonic()
         self.stop_at = min(end, self.started + run.limit_s)
         self.cut = False
+        self.ended: float | None = None
         with (work / "output.txt").open("ab") as log:
             self.process = subprocess.Popen(
                 command_of(run, work),
@@ -131,6 +132,7 @@ class Going:
     def watch(self, now: float) -> bool:
         """Interrupt it at its limit, kill it when it does not stop. Returns whether it still runs."""
         if self.process.poll() is not None:
+            self.ended = self.ended or now
             return False
         if now >= self.stop_at + STOP_S:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -148,7 +150,7 @@ class Going:
         found = Outcome(
             name=self.run.name,
             calls=1 + (before.calls if before else 0),
-            wall_s=round(time.monotonic() - self.started + (before.wall_s if before else 0.0), 1),
+            wall_s=round((self.ended or time.monotonic()) - self.started + (before.wall_s if before else 0.0), 1),
             exit_code=None if code == -signal.SIGKILL else code,
             cut=self.cut,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports import records as r
-from reports.cost import Cost, cost_of
+from reports.cost import Cost, cost_of, covered_s
 from reports.evidence import LoadedRun
 from reports.history import History
 from reports.results import BRIEF, REPORT, Published, brief, main, published, report, table
@@ -103,6 +103,7 @@ def test_cost_is_the_time_in_cases_and_the_time_beside_them() -> None:
     records.append(r.RunFinished(t_s=160.0, exit_code=0))
     found = cost_of(LoadedRun(path="x", histories={"history-main": History(records)}, skipped={}))
     assert (found.run_id, found.gpus, found.wall_s, found.stacks) == ("x", 2, 60.0, 1)
+    assert found.spans == ((0.0, 60.0),)
     assert found.cases == {"A.a.x": 5.0, "A.a.y": 10.0}, "a case run again has its last time, a cut one none"
     assert found.gpu_minutes(found.cases_s) == pytest.approx(0.5)
     assert found.gpu_minutes(found.start_s) == pytest.approx(1.5)
@@ -114,6 +115,20 @@ def test_cost_is_shown_by_run_and_by_gate() -> None:
     assert "| `r` | 1 | 2 | 2.0 | 1.0 | 1.0 | 30.0 |" in page
     assert "| `P.x` | 1 | 0.5 | 30.0 |" in page
     assert "| all | 1 | 0.5 |  |" in page
+
+
+def test_runs_that_share_a_gpu_at_the_same_time_count_once() -> None:
+    assert covered_s([(0.0, 60.0), (30.0, 90.0), (40.0, 50.0), (100.0, 130.0)]) == 120.0
+    assert covered_s([]) == 0.0
+
+    def part(begin: float, end: float) -> Cost:
+        return Cost(run_id="x", gpus=1, wall_s=end - begin, stacks=1, spans=((begin, end),), cases={"P.x.a": 1.0})
+
+    runs = [
+        run("day/a", 0.0, verdict("P.x.a"), cost=part(0, 60)),
+        run("day/b", 1.0, verdict("P.x.b"), cost=part(30, 90)),
+    ]
+    assert "| `day` | 2 | 2 | 2.0 | 1.5 | 1.5 |" in report(runs)
 
 
 def test_publish_needs_a_run_and_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
