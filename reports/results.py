@@ -358,7 +358,7 @@ def _short_timing(runs: Sequence[Published]) -> list[str]:
         groups.setdefault((p.model_of(), row.verdict.gate), []).append((p, row))
     rows = []
     for (model, gate), found in groups.items():
-        for _, row in dict.fromkeys((found[0], found[-1])):
+        for _, row in found[:1] + found[1:][-1:]:
             n = row.verdict.numbers
             ms = n["ttft_ms"]
             rows.append(

@@ -58,6 +58,9 @@ def test_times_of_every_source_and_length_are_shown_with_what_they_rest_on() -> 
             run("r", 0.0, verdict("B.ttft.t1000", numbers=TIMES), verdict("B.offload.t1000", "FAIL", numbers=TIMES)),
         ]
     )
+    several = [verdict(f"B.ttft.t{n}", numbers=TIMES) for n in (1000, 2000, 4000)]
+    assert brief([run("r", 0.0, *several)]).count("| shape-8b |") == 2, "the shortest and the longest"
+    assert brief([run("r", 0.0, several[0])]).count("| shape-8b |") == 1
     assert "| shape-8b | 1,000 | pool | 100.0 | 10.0 | 50.0 | 0.50 [0.45, -] | 8 | 2 | PASS | `r` |" in page
     assert "| shape-8b | 1,000 | host memory | 100.0 | 10.0 | 50.0 | 0.50 [0.45, -] | 8 | 2 | FAIL | `r` |" in page
 
