@@ -267,6 +267,7 @@ def test_the_cpu_build_gives_every_argument_and_no_network(tmp_path: Path) -> No
     given = dict(word.split("=", 1) for word in command if re.match(r"[A-Z_]+=", word))
     assert sorted(f"{given[f'{p}_PACKAGE']}=={given[f'{p}_VERSION']}" for p in ("VLLM", "MOONCAKE")) == sorted(others)
     assert command[command.index("--network") + 1] == "none"
+    assert f"LABEL {build.STAGE}" in RECIPE
     declared = set(re.findall(r"^ARG (\w+)", RECIPE, re.MULTILINE))
     assert set(given) <= declared
     assert install.complaint(given["CUDA"], given["MOONCAKE_PACKAGE"], "", given["VLLM_PACKAGE"]) == ""

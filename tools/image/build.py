@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tools.image import base, wheelhouse
-from tools.image.cli import ImageError, inspect, machine, run, say
+from tools.image.cli import ImageError, docker, inspect, machine, run, say
 from tools.logged import ROOT
 
 NAME = "kvgates-stack:cpu"
@@ -21,6 +21,9 @@ MAX_BYTES = 3_000_000_000
 SCRIPTS = ("install.py", "health.py")
 CONTENT = "kvgates.content"
 """Label: digest of all that decides what is in the image."""
+
+STAGE = "kvgates.stage=install"
+"""Label of the stage with the wheels in it: of no use once the image is there, and larger than it."""
 
 
 def content(base_id: str) -> str:
@@ -95,6 +98,7 @@ def ensure() -> str:
     with tempfile.TemporaryDirectory(dir=wheels.parent) as folder:
         fill(Path(folder), wheels)
         run(command(Path(folder), base_name, digest), "docker build", deadline_s=BUILD_BOUND_S)
+    docker("image", "prune", "--force", "--filter", f"label={STAGE}", deadline_s=BUILD_BOUND_S)
     built = inspect(NAME)
     if built is None or built["Architecture"] != machine():
         raise ImageError(f"{NAME}: built, but the daemon does not have it for {machine()}", code=1)
