@@ -34,6 +34,7 @@ COST_FILE = "cost.json"
 MADE = "Made by `python -m reports.results` from `reports/published/`; do not edit."
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "UNTESTABLE", "HARNESS_ERROR")
+CUT = str(r.FindingCode.INCOMPLETE_CASE)
 TIMED = ("B.ttft", "B.offload")
 SOURCE = {"B.ttft": "pool", "B.offload": "host memory"}
 """Gate -> where its third arm's prompts lie."""
@@ -50,6 +51,23 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     def on_gpu(self) -> bool:
         """Its engines ran on GPUs."""
         return any(stack.platform == "cuda" for stack in self.board.run.stacks)
+
+    @property
+    def rows(self) -> list[ScoreRow]:
+        """Its verdicts, but for the case inside which the run was cut: nothing is known of that one."""
+        return [row for row in self.board.rows if row.verdict.finding != CUT]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Verdicts by outcome; the case that was cut under ``CUT``."""
+        found = Counter(str(row.verdict.outcome) for row in self.rows)
+        found[CUT] = len(self.board.rows) - len(self.rows)
+        return found
+
+    @property
+    def gates(self) -> bool:
+        """It judged gates, not benchmarks alone."""
+        return any(not row.verdict.gate.startswith("B.") for row in self.rows)
 
     @property
     def day(self) -> str:
@@ -106,20 +124,20 @@ def runs_table(runs: Sequence[Published]) -> list[str]:
     rows = []
     for p in runs:
         stacks = ", ".join(sorted({s.name for s in p.board.run.stacks}))
-        counts = [p.board.counts.get(verdict, 0) or "" for verdict in VERDICTS]
+        counts = [p.counts[verdict] or "" for verdict in (*VERDICTS, CUT)]
         rows.append((f"`{p.name}`", p.day, machine(p), versions(p), stacks, p.model_of(), *counts))
-    head = ("run", "day", "machine", "releases", "stack", "models", *VERDICTS)
-    return table(head, rows, right=range(6, 11))
+    head = ("run", "day", "machine", "releases", "stack", "models", *VERDICTS, "cut")
+    return table(head, rows, right=range(6, 12))
 
 
 def gates_table(runs: Sequence[Published]) -> list[str]:
     """Gates x runs: how many cases ended how."""
-    gates = sorted({row.verdict.gate for p in runs for row in p.board.rows if not row.verdict.gate.startswith("B.")})
+    gates = sorted({row.verdict.gate for p in runs for row in p.rows if not row.verdict.gate.startswith("B.")})
     rows = []
     for gate in gates:
         cells = []
         for p in runs:
-            counts = Counter(str(row.verdict.outcome) for row in p.board.rows_of(gate))
+            counts = Counter(str(row.verdict.outcome) for row in p.rows if row.verdict.gate == gate)
             cells.append(", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) or "")
         rows.append((f"`{gate}`", *cells))
     return table(("gate", *(f"`{p.name}`" for p in runs)), rows)
@@ -129,7 +147,7 @@ def failures_table(runs: Sequence[Published]) -> list[str]:
     """Every case that did not pass, with the newest run's words and all runs that say the same."""
     seen: dict[tuple[str, str, str], tuple[ScoreRow, list[str]]] = {}
     for p in runs:
-        for row in p.board.rows:
+        for row in p.rows:
             v = row.verdict
             if v.outcome in (r.Outcome.FAIL, r.Outcome.INCONCLUSIVE, r.Outcome.HARNESS_ERROR):
                 key = (v.case_id, str(v.outcome), v.finding)
@@ -146,7 +164,7 @@ def timing_rows(runs: Sequence[Published]) -> list[tuple[Published, ScoreRow]]:
     """TTFT cases that measured something; of one case, model and stack the newest."""
     found: dict[tuple[str, str], tuple[Published, ScoreRow]] = {}
     for p in runs:
-        for row in p.board.rows:
+        for row in p.rows:
             if row.verdict.gate in TIMED and row.verdict.numbers.get("ttft_ms"):
                 found[(p.model_of(), row.verdict.case_id)] = (p, row)
     order = {gate: i for i, gate in enumerate(TIMED)}
@@ -210,7 +228,7 @@ def ladder_table(runs: Sequence[Published]) -> list[str]:
     """Throughput and latency at each rung of concurrency."""
     rows: list[tuple[Any, ...]] = []
     for p in runs:
-        for row in p.board.rows:
+        for row in p.rows:
             if row.verdict.gate != "B.ladder":
                 continue
             for cell, n in row.verdict.numbers.items():
@@ -229,7 +247,7 @@ def cost_table(runs: Sequence[Published]) -> list[str]:
         c = p.cost
         if c is None:
             continue
-        verdicts = sum(p.board.counts.get(v, 0) for v in VERDICTS if v != "UNTESTABLE")
+        verdicts = sum(p.counts[v] for v in VERDICTS if v != "UNTESTABLE")
         each = c.cases_s / len(c.cases) if c.cases else 0.0
         rows.append(
             (f"`{p.name}`", verdicts, c.stacks, f"{c.wall_s / 60:.1f}", f"{c.gpu_minutes(c.start_s):.1f}", f"{c.gpu_minutes(c.cases_s):.1f}", f"{each:.1f}")
@@ -242,13 +260,13 @@ def together_table(runs: Sequence[Published]) -> list[str]:
     """What the gates of each session of runs cost together, stacks' starts included: runs that overlap count once."""
     sessions: dict[str, list[Published]] = {}
     for p in runs:
-        if p.cost is not None and any(not row.verdict.gate.startswith("B.") for row in p.board.rows):
+        if p.cost is not None and p.gates:
             sessions.setdefault(p.name.partition("/")[0], []).append(p)
     rows = []
     for name, found in sessions.items():
         costs = [p.cost for p in found if p.cost is not None]
         minutes = covered_s(span for c in costs for span in c.spans) / 60
-        verdicts = sum(p.board.counts.get(v, 0) for p in found for v in VERDICTS if v != "UNTESTABLE")
+        verdicts = sum(p.counts[v] for p in found for v in VERDICTS if v != "UNTESTABLE")
         gpus = max(c.gpus for c in costs)
         alone = sum(c.wall_s for c in costs) / 60
         rows.append((f"`{name}`", len(found), verdicts, f"{alone:.1f}", f"{minutes:.1f}", f"{minutes * gpus:.1f}"))
@@ -289,7 +307,7 @@ def section(title: str, runs: Sequence[Published]) -> list[str]:
     """One kind of machine: runs, verdicts, times, cost."""
     parts: list[tuple[str, str, list[str]]] = [
         ("Runs", "", runs_table(runs)),
-        ("Verdicts by gate", "", gates_table([p for p in runs if any(not x.verdict.gate.startswith("B.") for x in p.board.rows)])),
+        ("Verdicts by gate", "", gates_table([p for p in runs if p.gates])),
         ("What did not pass", "", failures_table(runs)),
         ("Time to first token", "Interleaved blocks on one engine (`suite.bench.ttft`, `suite.bench.offload`). Models named `shape-...` have no weights. Ratios are medians of paired ratios, with an interval that holds at every look.", timing_table(runs)),
         ("Break-even length", "", break_even_table(runs)),
@@ -319,7 +337,7 @@ def brief(runs: Sequence[Published]) -> str:
     for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
         if not found:
             continue
-        newest: dict[str, r.Verdict] = {row.verdict.case_id: row.verdict for p in found for row in p.board.rows}
+        newest: dict[str, r.Verdict] = {row.verdict.case_id: row.verdict for p in found for row in p.rows}
         counts = Counter(str(v.outcome) for v in newest.values())
         days = sorted({p.day for p in found})
         lines += [f"## {title}", ""]

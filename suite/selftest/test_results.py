@@ -86,6 +86,17 @@ def test_of_a_case_that_ran_twice_the_newest_counts_and_both_are_shown() -> None
     assert "| `wrong-answer` | 1 | `P.x.a` |" in brief(again)
 
 
+def test_a_case_that_was_cut_is_no_verdict() -> None:
+    cut = verdict("P.x.b", "HARNESS_ERROR", findings=(r.Finding(code=r.FindingCode.INCOMPLETE_CASE, message="cut"),))
+    runs = [run("r", 0.0, verdict("P.x.a"), cut)]
+    assert "1 cases, the newest verdict of each: 1 PASS." in brief(runs)
+    page = report(runs)
+    assert "P.x.b" not in page
+    assert "| 1 |  |  |  |  | 1 |" in page, "one PASS, one cut"
+    broken = verdict("P.x.b", "HARNESS_ERROR", findings=(r.Finding(code=r.FindingCode.HARNESS_EXCEPTION, message="x"),))
+    assert "`P.x.b`" in report([run("r", 0.0, broken)])
+
+
 def test_a_cell_cannot_break_its_table() -> None:
     assert table(("a",), [("x|y",)]) == ["| a |", "|---|", "| x\\|y |"]
     assert table(("a",), []) == []
