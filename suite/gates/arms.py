@@ -18,9 +18,10 @@ counters must confirm it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fixtures.errors import Untestable
 from reports import records as r
 from suite.workload.prompts import Prompt, PromptMaker
 
@@ -33,6 +34,9 @@ REFERENCE = "reference"
 CALIBRATION = "calibration"
 """Case id of the records that measure the oracle itself; once a stack, shared by all its cases."""
 
+NOT_PLANTED = "oracle.not-planted"
+"""Name of the fact that says why no block of this (deployed) pool was damaged to test the oracle."""
+
 CALIBRATION_LENGTHS = (65, 1000, 3000)
 """Prompt lengths (tokens) at which the noise floors are measured: three blocks, one prefill chunk, several chunks."""
 
@@ -42,6 +46,10 @@ leave every case of the stack without an oracle. Time is not what calibration me
 
 PLANTED_PROMPT_TOKENS = 2000
 """Length of the prompt that gets a wrong block, as in the measurement that this suite was begun with."""
+
+PLANT_ATTEMPTS = 3
+"""Prompts that may be spent on one planted block, until one was replaced *and* read: a save or a load that fails on a busy
+host must not blind the oracle of a whole stack. What the block then does to the answer has no part in it."""
 
 
 def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: str, tag: str = "") -> bool:
@@ -87,7 +95,19 @@ def calibrate(stack: Stack, *, planted: bool = True) -> None:
         return
     stack.notes["calibrated"] = True
     with stack.deadline(CALIBRATION_REQUEST_S):
-        _measure(stack, planted)
+        _measure(stack, planted and _may_plant(stack))
+
+
+def _may_plant(stack: Stack) -> bool:
+    """Blocks may be damaged. In a deployed pool they may not without leave: the contrast stands in, and a fact says so."""
+    if stack.spec.external is None:
+        return True
+    try:
+        stack.check_store_tool(writes=True)
+    except Untestable as exc:
+        stack.fact(NOT_PLANTED, {"why": exc.probe, "mend": exc.mend})
+        return False
+    return True
 
 
 def _measure(stack: Stack, planted: bool) -> None:
@@ -162,7 +182,7 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> No
     blind. A block's key is found without knowing how keys are made: save the prompt up to the block, then one block
     further, and see which key is new.
     """
-    saver, reader = stack.names[0], stack.names[1]
+    saver = stack.names[0]
     block = stack.engines[saver].facts.block_tokens
     blocks = stack.reusable(saver, prompt) // block
     settle_saves(stack)
@@ -170,22 +190,39 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> No
     stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
     foreign = sorted(stack.keys() - foreign_keys_before)
     for where, index in positions(blocks).items():
-        victim = prompts.fresh(f"planted/{where}", len(prompt))
-        if index:
-            stack.save(saver, victim[: index * block + 1], role="planted-prefix")
-        before = stack.keys()
-        stack.save(saver, victim[: (index + 1) * block + 1], role="planted-prefix")
-        own = sorted(stack.keys() - before)
-        stack.save(saver, victim, role="planted-prefix")
-        stack.ask(saver, victim, "planted-reference")
-        answer: Any = None
-        if len(own) == 1 and len(foreign) == 1:
-            (answer,) = stack.store_tool([{"op": "replace", "key": own[0], "how": "copy", "source": foreign[0]}])
-        planted = stack.ask_measured(reader, victim, "planted")
-        stack.fact(
-            "planted-block",
-            {"where": where, "block": index, "keys": own, "replaced": answer, "request_id": planted.request_id},
-        )
+        for attempt in range(PLANT_ATTEMPTS):
+            victim = prompts.fresh(f"planted/{where}/{attempt}", len(prompt))
+            if _plant_one(stack, victim, where, index, foreign):
+                break
+
+
+def _plant_one(stack: Stack, victim: Prompt, where: str, index: int, foreign: list[str]) -> bool:
+    """Replace one block of a saved prompt and have it read. Whether it was replaced and read (not: whether it showed)."""
+    saver, reader = stack.names[0], stack.names[1]
+    block = stack.engines[saver].facts.block_tokens
+    if index:
+        stack.save(saver, victim[: index * block + 1], role="planted-prefix")
+    before = stack.keys()
+    stack.save(saver, victim[: (index + 1) * block + 1], role="planted-prefix")
+    own = sorted(stack.keys() - before)
+    stack.save(saver, victim, role="planted-prefix")
+    stack.ask(saver, victim, "planted-reference")
+    answer: Any = None
+    if len(own) == 1 and len(foreign) == 1:
+        (answer,) = stack.store_tool([{"op": "replace", "key": own[0], "how": "copy", "source": foreign[0]}])
+    planted = stack.ask_measured(reader, victim, "planted")
+    stack.fact(
+        "planted-block",
+        {"where": where, "block": index, "keys": own, "replaced": answer, "request_id": planted.request_id},
+    )
+    return planted_was_read(answer, planted)
+
+
+def planted_was_read(replaced: Mapping[str, Any] | None, answer: r.Observation) -> bool:
+    """A block was provably replaced, and a request then read blocks: the precondition of a planted block, not its effect."""
+    if not replaced or not answer.cached_tokens:
+        return False
+    return bool(replaced["put"] == 0 and replaced["before"] != replaced["after"])
 
 
 def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label: str) -> None:

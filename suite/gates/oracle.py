@@ -10,7 +10,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers
 from suite.checks.base import finding
-from suite.gates.arms import CALIBRATION, positions
+from suite.gates.arms import CALIBRATION, NOT_PLANTED, planted_was_read, positions
 
 ABSOLUTE_MINIMUM_NAT = 0.1
 """A planted wrong block must move a log probability by at least this much (nat), whatever the floor. The smallest shift
@@ -38,7 +38,7 @@ def calibration_records(history: History) -> tuple[r.Record, ...]:
 
 def _of_calibration(rec: r.Record) -> bool:
     return (isinstance(rec, r.Observation) and rec.case_id == CALIBRATION) or (
-        isinstance(rec, r.Fact) and rec.name == "planted-block"
+        isinstance(rec, r.Fact) and rec.name in ("planted-block", NOT_PLANTED)
     )
 
 
@@ -66,6 +66,7 @@ class Oracle:
         self.cold_concurrent = self.cold.merged(self._cold(seen, "-concurrent"))
         self.planted = self._planted(records, seen)
         self.contrast = self._contrast(seen)
+        self.forbidden = any(isinstance(x, r.Fact) and x.name == NOT_PLANTED for x in records)
 
     @staticmethod
     def _groups(seen: Sequence[r.Observation], role: str) -> dict[tuple[int, ...], dict[str, list[r.Observation]]]:
@@ -125,11 +126,9 @@ class Oracle:
         for fact in records:
             if not isinstance(fact, r.Fact) or fact.name != "planted-block":
                 continue
-            replaced = fact.value["replaced"]
-            landed = replaced and replaced["put"] == 0 and replaced["before"] != replaced["after"]
             answer = answered.get(fact.value["request_id"])
             reference = references.get(answer.prompt_token_ids) if answer else None
-            if landed and answer and reference and answer.cached_tokens:
+            if answer and reference and planted_was_read(fact.value["replaced"], answer):
                 found[fact.value["where"]] = answers.compare(answer, reference)
         return found
 
@@ -168,11 +167,12 @@ class Oracle:
         """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on.
 
         planted False: for a stack without a pool, where nothing can be planted; a prompt with one other block stands
-        in (``contrast``), which shows that the model's answers depend on every block at all.
+        in (``contrast``), which shows that the model's answers depend on every block at all. So it does on a deployed
+        pool in which nothing may be damaged (``NOT_PLANTED``).
         """
         widest = max(self.native_concurrent.max_nat, self.cold_concurrent.max_nat)
         floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
-        seen = self.planted if planted else self.contrast
+        seen = self.planted if planted and not self.forbidden else self.contrast
         return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=SEPARATION, at_least=len(POSITIONS))
 
     def numbers(self) -> dict[str, Any]:
