@@ -28,8 +28,13 @@ from fixtures.runtimes.external import ExternalRuntime, ExternalUnit
 from fixtures.spec import StackSpec, parse_spec, require_built
 from fixtures.spec_external import CommandSpec, ExternalSpec
 from fixtures.waiting import wait_for
+from reports import records as r
+from reports.history import History
+from suite.contract import safe_judge
+from suite.gates.arms import NOT_PLANTED
 from suite.gates.test_prefix import BOUNDARY
 from suite.selftest.process_helpers import own_state_dir
+from suite.selftest.simulated_stack import SimulatedStack, run_case, simulated_spec
 
 pytestmark = pytest.mark.selftest
 
@@ -260,6 +265,18 @@ def test_commands_call_units_by_the_users_names_and_no_shell_reads_them(deployed
     assert not unit_of(deployed, tmp_path, CommandSpec()).read_log()
 
 
+@pytest.mark.parametrize("separator", [r"\n", r"\0"])
+def test_what_engines_have_to_agree_on_is_read_from_their_environment_and_no_secret(
+    deployed: Deployed, tmp_path: Path, separator: str
+) -> None:
+    text = separator.join(("PYTHONHASHSEED=7", "HF_TOKEN=s3cret", "EDITOR=vi", "VLLM_HOST_IP=10.0.0.1", ""))
+    unit = unit_of(deployed, tmp_path, deployed.commands(environ=("printf", text)))
+    (seen,) = unit.processes()
+    assert seen.env == {"PYTHONHASHSEED": "7", "VLLM_HOST_IP": "10.0.0.1"}
+    (unseen,) = unit_of(deployed, tmp_path).processes()
+    assert unseen.env == {}
+
+
 def test_the_identity_of_a_unit_changes_with_its_process(deployed: Deployed, tmp_path: Path) -> None:
     unit = unit_of(deployed, tmp_path)
     first = unit.processes()
@@ -376,3 +393,31 @@ def test_the_example_of_the_manual_is_a_good_spec_but_for_its_model(tmp_path: Pa
     spec = require_built(parse_spec(example, "docs/external.md"), "docs/external.md")
     assert spec.external is not None
     assert spec.external.commands.kill[:2] == ("kubectl", "exec")
+
+
+def simulated(**fields: Any) -> SimulatedStack:
+    urls = {"e0": "http://a:1", "e1": "http://b:1"}
+    external_spec = ExternalSpec(engines=urls, master_admin="http://m:1", **fields)
+    return SimulatedStack(simulated_spec(external=external_spec))
+
+
+def test_without_leave_nothing_is_planted_and_the_contrast_shows_that_the_oracle_sees() -> None:
+    stack = simulated()
+    verdict = run_case(BOUNDARY, "P.boundary.k3", stack=stack)
+    assert verdict.outcome is r.Outcome.PASS, verdict
+    assert verdict.numbers["planted_nat"] == {}
+    assert min(verdict.numbers["contrast_nat"].values()) > 1
+    assert [rec.value["mend"] for rec in stack.records if isinstance(rec, r.Fact) and rec.name == NOT_PLANTED]
+
+
+def test_an_oracle_that_sees_no_block_is_no_pass_there_either() -> None:
+    stack = simulated()
+    run_case(BOUNDARY, "P.boundary.k3", stack=stack)
+    blind = [rec for rec in stack.records if not (isinstance(rec, r.Observation) and rec.role.startswith("contrast/"))]
+    assert safe_judge(BOUNDARY, History(blind).for_case("P.boundary.k3")).outcome is r.Outcome.INCONCLUSIVE
+
+
+def test_zero_hits_of_a_deployed_stack_are_red() -> None:
+    stack = simulated()
+    stack.lies.add("zero-hits")
+    assert run_case(BOUNDARY, "P.boundary.k3", stack=stack).finding == "zero-hits"
