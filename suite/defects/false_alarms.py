@@ -46,8 +46,16 @@ HURTS = ("P.restart",)
 ROOT = Path(__file__).resolve().parents[2]
 
 
+WITNESSES = ("load-failure", "save-failure")
+"""Categories of ``suite.checks.logs``: the store or the connector says itself that it lost a load or a save."""
+
+
 class Summary(r.Part, frozen=True, kw_only=True):
-    """What was measured. ``units`` came to PASS or FAIL; ``undecided`` did not, and count for nothing."""
+    """What was measured. ``units`` came to PASS or FAIL; ``undecided`` did not, and count for nothing.
+
+    alarms: units that failed. witnessed: those of which the stack's own log tells a lost save or load. upper_bound: of the
+    rate of all alarms; unwitnessed_upper_bound: of the rate of the others, among units without such a loss.
+    """
 
     runs: tuple[str, ...]
     units: int
@@ -59,6 +67,8 @@ class Summary(r.Part, frozen=True, kw_only=True):
     units_by_gate: dict[str, int] = {}
     alarm_cases: tuple[str, ...] = ()
     undecided_cases: tuple[str, ...] = ()
+    witnessed: int = 0
+    unwitnessed_upper_bound: float = 1.0
 
 
 def upper_bound(alarms: int, units: int, confidence: float = CONFIDENCE) -> float:
@@ -105,12 +115,19 @@ def plan(gates: dict[str, Gate], units: int) -> Iterator[tuple[int, Gate, Case]]
             yield restart, gates[gate_id], dataclasses.replace(case, id=f"healthy.{restart}:{case.id}")
 
 
+def is_witnessed(verdict: r.Verdict) -> bool:
+    """The stack's own log tells of a lost save or load in this case."""
+    logs = (f for f in verdict.findings if f.code is r.FindingCode.UNEXPLAINED_LOG)
+    return any(f.evidence.get("category") in WITNESSES for f in logs)
+
+
 def summarise(verdicts: Sequence[r.Verdict], runs: Sequence[str] = ()) -> Summary:
     """Count the units among verdicts (other cases are left out)."""
     last = {v.case_id: v for v in verdicts if v.case_id.startswith("healthy.")}
     decided = [v for v in last.values() if v.outcome in (r.Outcome.PASS, r.Outcome.FAIL)]
     undecided = [v for v in last.values() if v not in decided]
     alarms = [v for v in decided if v.outcome is r.Outcome.FAIL]
+    witnessed = sum(map(is_witnessed, alarms))
     return Summary(
         runs=tuple(runs),
         units=len(decided),
@@ -118,8 +135,12 @@ def summarise(verdicts: Sequence[r.Verdict], runs: Sequence[str] = ()) -> Summar
         alarms=len(alarms),
         undecided=len(undecided),
         upper_bound=upper_bound(len(alarms), len(decided)),
+        witnessed=witnessed,
+        unwitnessed_upper_bound=upper_bound(len(alarms) - witnessed, len(decided) - witnessed),
         units_by_gate=dict(sorted(Counter(v.gate for v in decided).items())),
-        alarm_cases=tuple(f"{v.case_id}: {v.finding}: {v.got}" for v in alarms),
+        alarm_cases=tuple(
+            f"{v.case_id}: {v.finding}: {v.got}" + (" (witnessed)" if is_witnessed(v) else "") for v in alarms
+        ),
         undecided_cases=tuple(f"{v.case_id}: {v.outcome} {v.finding}: {v.got}" for v in undecided),
     )
 
@@ -128,8 +149,10 @@ def to_text(summary: Summary) -> str:
     """For a terminal."""
     s = summary
     lines = [
-        f"{s.alarms} false alarms in {s.units} units of (restart, gate), {s.restarts} restarts",
-        f"upper bound of the false-alarm rate ({s.confidence:.0%}, one-sided): {s.upper_bound:.2%}",
+        f"{s.alarms} alarms in {s.units} units of (restart, gate), {s.restarts} restarts;"
+        f" in {s.witnessed} of them the stack's own log tells of the lost save or load",
+        f"upper bound of the rate ({s.confidence:.0%}, one-sided): {s.upper_bound:.2%} of all alarms,"
+        f" {s.unwitnessed_upper_bound:.2%} of alarms without such a witness",
         "units: " + ", ".join(f"{gate} {count}" for gate, count in s.units_by_gate.items()),
     ]
     lines += [f"ALARM {text}" for text in s.alarm_cases]

@@ -238,10 +238,34 @@ def test_undecided_units_count_for_nothing() -> None:
     summary = false_alarms.summarise(given)
     assert (summary.units, summary.alarms, summary.undecided, summary.restarts) == (2, 1, 1, 2)
     text = false_alarms.to_text(summary)
-    assert "1 false alarms in 2 units" in text
+    assert "1 alarms in 2 units" in text
     assert "healthy.3:P.x: INCONCLUSIVE" in text
     case = Case("P.x")
     assert case.core
+
+
+def test_an_alarm_of_which_the_stacks_own_log_tells_is_counted_apart() -> None:
+    def verdict(restart: int, *findings: r.Finding) -> r.Verdict:
+        outcome = r.Outcome.FAIL if findings else r.Outcome.PASS
+        return r.Verdict(case_id=f"healthy.{restart}:P.x", gate="P.x", outcome=outcome, claim="c", findings=findings)
+
+    hits = r.Finding(code=r.FindingCode.ZERO_HITS, message="0 of 320")
+    logs = {
+        name: r.Finding(code=r.FindingCode.UNEXPLAINED_LOG, message=name, evidence={"category": name})
+        for name in ("load-failure", "save-failure", "traceback")
+    }
+    given = [
+        verdict(1, hits, logs["load-failure"]),
+        verdict(2, logs["save-failure"]),
+        verdict(3, hits, logs["traceback"]),
+        verdict(4, hits),
+        *(verdict(i) for i in range(5, 101)),
+    ]
+    summary = false_alarms.summarise(given)
+    assert (summary.units, summary.alarms, summary.witnessed) == (100, 4, 2)
+    assert summary.upper_bound == false_alarms.upper_bound(4, 100)
+    assert summary.unwitnessed_upper_bound == false_alarms.upper_bound(2, 98)
+    assert [text.endswith("(witnessed)") for text in summary.alarm_cases] == [True, True, False, False]
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
