@@ -29,7 +29,7 @@ from fixtures.runtimes.docker import check_gpus
 from fixtures.runtimes.docker_audit import Rights, right_complaints, socket_complaints
 from fixtures.runtimes.docker_client import architecture, connect
 from fixtures.runtimes.docker_image import MARK, StackImage, find_image
-from fixtures.runtimes.docker_launch import mounts, plan_container
+from fixtures.runtimes.docker_launch import memory_file_systems, mounts, plan_container
 from fixtures.spec import load_spec
 from reports.records import SocketSnapshot
 from tools.image import base, build, cli, wheelhouse
@@ -199,6 +199,12 @@ def test_a_container_runs_the_same_command_with_the_images_own_programs(tmp_path
     assert plan.private == (Path("/t/1"),)
     assert {m["mode"] for path, m in mounts(plan).items() if path == str(model)} == {"ro"}
     assert {m["mode"] for path, m in mounts(plan).items() if path != str(model)} == {"rw"}
+
+
+def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> None:
+    assert memory_file_systems(planned(tmp_path, "mooncake_master", TMPDIR="/t/1")) == {"/t/1": "mode=1777"}
+    inside = planned(Path("/root/clone"), "mooncake_master")
+    assert memory_file_systems(inside) == {"/root": "mode=755"}
 
 
 def test_a_program_of_this_host_is_no_program_of_the_image(tmp_path: Path) -> None:
