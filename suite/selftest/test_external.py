@@ -129,6 +129,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(external, "LANDING_S", 8.0)
     with own_state_dir(monkeypatch):
         yield
+        external.HURT.clear()
         while RUNTIMES:
             assert RUNTIMES.pop().close() == []
 
@@ -167,6 +168,17 @@ def test_a_kill_is_proven_by_the_endpoint_that_is_gone(deployed: Deployed, tmp_p
     assert not unit.alive()
     with pytest.raises(HarnessError, match="gone already"):
         Kill("e0").inject(stack)
+
+
+def test_what_a_fault_of_the_run_ended_is_brought_back_and_nothing_else(deployed: Deployed, tmp_path: Path) -> None:
+    unit = unit_of(deployed, tmp_path)
+    assert not unit.bring_back(20.0, "selftest"), "it answers"
+    unit.act("kill", "gone")
+    assert unit.bring_back(20.0, "selftest")
+    assert unit.look() == "answers"
+    subprocess.run(["kill", "-KILL", str(deployed.pid)], check=True)
+    wait_for("its end", lambda: unit.look() == "gone", bound_s=20, bound_source="selftest")
+    assert not unit.bring_back(20.0, "selftest"), "nobody asked the suite to mend what ended by itself"
 
 
 def test_an_orderly_stop_too(deployed: Deployed, tmp_path: Path) -> None:
