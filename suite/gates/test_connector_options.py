@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fixtures.errors import Untestable
+from fixtures.installed import versions
 from reports import records as r
 from reports.history import History
-from suite.contract import Case, Gate
+from suite.checks.base import finding
+from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, reuse_arms, settle_saves
 from suite.gates.judging import judge_arms
@@ -51,6 +53,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Case -> changes of every engine's spec (vLLM 0.32.0: ``MooncakeStoreScheduler``, ``KVTransferConfig``, engine arguments)."""
 
 
+UNKNOWN_TO = {"save-decode": ("0.26.0",)}
+"""Case -> releases of vLLM that accept its option and read it nowhere (``mooncake/store/*.py``): a verdict would be one on the default."""
+
+
 class Options(Gate):
     """Claim: loads and lookups that block or not, decode tokens that are saved, roles, a connector inside MultiConnector,
     prefill chunks smaller than the hit, either way of scheduling, and speculation leave reuse exact and answers right.
@@ -62,7 +68,7 @@ class Options(Gate):
     """
 
     id = "P.options"
-    version = 2
+    version = 3
     claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
 
     def cases(self) -> Iterable[Case]:
@@ -77,6 +83,8 @@ class Options(Gate):
                 "vLLM's CPU platform always switches it off (vllm/platforms/cpu.py, 0.32.0)",
                 "run on a GPU",
             )
+        if versions().get("vllm", "") in UNKNOWN_TO.get(case.params["option"], ()):
+            raise Untestable("connector-option", *_unknown(versions()["vllm"]))
         if case.params["option"] == "roles":
             first, second = base.engines[0].name, base.engines[1].name
             return base.with_engine(first, kv_role="kv_producer").with_engine(second, kv_role="kv_consumer")
@@ -91,9 +99,20 @@ class Options(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        if history.case.params["option"] == "save-decode":
+        option = history.case.params["option"]
+        release = history.stack.engines[0].versions.get("vllm", "") if history.stack else ""
+        if release in UNKNOWN_TO.get(option, ()):
+            text, wanted = _unknown(release)
+            missing = finding(r.FindingCode.MISSING_CAPABILITY, text)
+            return self.verdict(history, outcome_of([missing]), findings=(missing,), got=text, wanted=wanted)
+        if option == "save-decode":
             return judge_sequence(self, history, rules=rules_of(history, saves_outputs=True))
         return judge_arms(self, history)
+
+
+def _unknown(release: str) -> tuple[str, str]:
+    """What was seen, and the mend."""
+    return f"vLLM {release} takes this option of the connector and reads it nowhere", "run on a release that knows it"
 
 
 def share_and_boundary(stack: Stack, case: Case) -> None:

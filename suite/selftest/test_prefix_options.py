@@ -1,13 +1,15 @@
 """Connector options and model families: their stacks, and their judges on a simulated stack."""
 
+import msgspec
 import pytest
 
 from fixtures.errors import Untestable
 from fixtures.spec import load_spec
 from reports import records as r
-from suite.contract import Case, Gate
+from reports.history import History
+from suite.contract import Case, Gate, safe_judge
 from suite.gates.test_connector_options import FAMILIES_GATE, OPTIONS_GATE
-from suite.selftest.simulated_stack import run_case
+from suite.selftest.simulated_stack import SimulatedStack, run_case
 
 pytestmark = pytest.mark.selftest
 
@@ -77,3 +79,23 @@ def test_options_are_judged(name: str, lies: list[str], outcome: r.Outcome, find
 def test_a_family_is_judged_like_any_prompt() -> None:
     assert run_case(FAMILIES_GATE, "P.families.multi-query", []).outcome is Out.PASS
     assert run_case(FAMILIES_GATE, "P.families.multi-query", ["foreign"]).finding == F.WRONG_ANSWER
+
+
+def test_an_option_that_a_release_reads_nowhere_is_no_verdict_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.gates.test_connector_options.versions", lambda: {"vllm": "0.26.0"})
+    base = load_spec("gpu-shared")
+    with pytest.raises(Untestable, match=r"0\.26\.0"):
+        OPTIONS_GATE.stack(base, case_of(OPTIONS_GATE, "save-decode"))
+    OPTIONS_GATE.stack(base, case_of(OPTIONS_GATE, "lookup-async"))
+    stack = SimulatedStack()
+    run_case(OPTIONS_GATE, "P.options.save-decode", stack=stack)
+    records = [
+        rec
+        if not isinstance(rec, r.StackUp)
+        else msgspec.structs.replace(
+            rec, engines=tuple(msgspec.structs.replace(e, versions={"vllm": "0.26.0"}) for e in rec.engines)
+        )
+        for rec in stack.records
+    ]
+    verdict = safe_judge(OPTIONS_GATE, History(records).for_case("P.options.save-decode"))
+    assert (verdict.outcome, verdict.finding) == (Out.UNTESTABLE, F.MISSING_CAPABILITY)
