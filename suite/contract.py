@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 
+ENGINE_DIED = "engine.died"
+"""Name of the fact (``{engine, words, log_tail}``) of a case whose stack came up and lost an engine at its first requests."""
+
 UNRECORDED = False
 """``core`` of a case that belongs in the core and that the tested releases fail: the case gets ``core=True`` when three runs of
 it are recorded as expected (``suite/expectations``), so that ``make gates`` compares with nothing that nobody has seen. Until
@@ -99,6 +102,22 @@ def outcome_of(findings: Iterable[r.Finding]) -> r.Outcome:
     return r.Outcome.UNTESTABLE
 
 
+def _dead_on_arrival(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdict:
+    """An engine took the case's settings, said it was ready, and ended at its first request."""
+    text = f"engine {died['engine']} was ready and ended at one of its first requests: {died['words']}"
+    finding = r.Finding(code=r.FindingCode.ENGINE_DIED, message=text, evidence=died)
+    return gate.verdict(
+        history,
+        r.Outcome.FAIL,
+        findings=(finding,),
+        got=text,
+        wanted="an engine that serves, or that refuses at its start what it cannot do",
+        cause="a setting is accepted at the start and kills the engine when it is first used",
+        production="the engine's exit; its log names the setting",
+        next_command=f"pytest -m gates -k '{history.case.case_id}'",
+    )
+
+
 def safe_judge(gate: Gate, history: History) -> r.Verdict:
     """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
 
@@ -122,7 +141,8 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
                 got=finding.message,
                 wanted="the case runs to its end",
             )
-        verdict = gate.judge(history)
+        died = history.fact(ENGINE_DIED)
+        verdict = gate.judge(history) if died is None else _dead_on_arrival(gate, history, died.value)
     except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
         text = traceback.format_exc()
         last = text.strip().splitlines()[-1]

@@ -22,7 +22,7 @@ import os
 import time
 from pathlib import Path
 
-from fixtures.errors import HarnessError, Untestable, UsageError
+from fixtures.errors import EngineDied, HarnessError, Untestable, UsageError
 from reports import records as r
 from suite.contract import Case, Gate, outcome_of
 
@@ -56,6 +56,8 @@ class FakePool:
             raise UsageError("--stack: port 1 is in use; choose another")
         if spec.name == "no-start":
             raise HarnessError("engine e0 exited with 1")
+        if spec.name == "dies":
+            raise EngineDied("e0", "AssertionError: not that way", ("last line",))
         self.number += 1
         self.current = FakeStack(spec, self.number, self.record)
         say(f"start {spec.name}")

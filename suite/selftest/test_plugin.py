@@ -365,6 +365,17 @@ def test_a_dirtying_or_raising_case_costs_a_new_stack(tree: Tree) -> None:
     assert tree.pool_log.count("start fake") == 3
 
 
+def test_an_engine_that_dies_at_its_first_request_is_the_stacks_failure(tree: Tree) -> None:
+    tree.gates('case("P.a", "1", variant="dies")', 'case("P.a", "2", variant="no-start")', 'case("P.a", "3")')
+    assert tree.run("-m", "gates").ret == 10
+    verdicts = {v.case_id: v for v in load_run(tree.run_dir).history.of(r.Verdict)}
+    died = verdicts["P.a.1"]
+    assert (died.outcome, died.finding) == (r.Outcome.FAIL, r.FindingCode.ENGINE_DIED)
+    assert "AssertionError: not that way" in died.got
+    assert verdicts["P.a.2"].outcome is r.Outcome.HARNESS_ERROR
+    assert verdicts["P.a.3"].outcome is r.Outcome.PASS
+
+
 # Ends ---------------------------------------------------------------------------------------------------------------
 def test_an_interrupt_closes_the_pool_and_keeps_what_was_judged(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_LEFTOVER", "1")
