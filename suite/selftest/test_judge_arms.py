@@ -1,0 +1,118 @@
+"""What the arms of a comparison must show: each check of it turns red on a record that was changed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from reports import records as r
+from reports.history import History
+from suite.contract import Gate, safe_judge
+from suite.gates.test_concurrency import CONCURRENT
+from suite.gates.test_connector_options import OPTIONS_GATE
+from suite.gates.test_hash_parity import SEED_NAMED, SHARE
+from suite.selftest.simulated_stack import SimulatedStack, run_case
+
+pytestmark = pytest.mark.selftest
+
+F, Out = r.FindingCode, r.Outcome
+Change = Callable[[r.Record], r.Record | None]
+
+
+@pytest.fixture(autouse=True)
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula's answers have no noise, at no length: what is measured of it may be short."""
+    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
+    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
+
+
+def judged_again(gate: Gate, case_id: str, stack: SimulatedStack, change: Change) -> r.Verdict:
+    records = [new for rec in stack.records if (new := change(rec)) is not None]
+    return safe_judge(gate, History(records).for_case(case_id))
+
+
+def more(rec: r.Record, label_end: str, **changes: float) -> r.Record:
+    """The record; a scrape with such a label counted more."""
+    if not isinstance(rec, r.MetricsSnapshot) or not rec.label.endswith(label_end):
+        return rec
+    added = {name.replace("__", "."): value for name, value in changes.items()}
+    values = rec.values | {name: rec.values.get(name, 0.0) + value for name, value in added.items()}
+    return msgspec.structs.replace(rec, values=values)
+
+
+@pytest.fixture(scope="module")
+def options() -> SimulatedStack:
+    stack = SimulatedStack()
+    assert run_case(OPTIONS_GATE, "P.options.chunked", stack=stack).outcome is Out.PASS
+    return stack
+
+
+def external_of(stack: SimulatedStack) -> r.Observation:
+    return next(
+        o for o in stack.records if isinstance(o, r.Observation) and o.role == "external/long" and o.case_id != ""
+    )
+
+
+def test_a_request_whose_counters_nobody_read_is_no_pass(options: SimulatedStack) -> None:
+    lost = f"{external_of(options).request_id}:before"
+
+    def forget(rec: r.Record) -> r.Record | None:
+        return None if isinstance(rec, r.MetricsSnapshot) and rec.label == lost else rec
+
+    verdict = judged_again(OPTIONS_GATE, "P.options.chunked", options, forget)
+    assert verdict.outcome is Out.INCONCLUSIVE
+    assert verdict.finding == F.TOO_FEW_OBSERVATIONS
+
+
+def test_a_request_that_was_looked_up_again_and_again_fails(options: SimulatedStack) -> None:
+    label = f"{external_of(options).request_id}:after"
+    verdict = judged_again(
+        OPTIONS_GATE, "P.options.chunked", options, lambda rec: more(rec, label, store__lookup_exists__ok__ops=50)
+    )
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.UNBOUNDED_LOOKUPS)
+
+
+def with_seed(seeds: dict[str, str]) -> Change:
+    """Every engine's environment, as /proc would show it."""
+
+    def change(rec: r.Record) -> r.Record:
+        if not isinstance(rec, r.ProcessSnapshot) or rec.unit not in seeds:
+            return rec
+        env = {"PYTHONHASHSEED": seeds[rec.unit]}
+        return msgspec.structs.replace(rec, processes=tuple(msgspec.structs.replace(p, env=env) for p in rec.processes))
+
+    return change
+
+
+def test_sharing_engines_have_one_seed_and_the_one_that_differs_is_named() -> None:
+    stack = SimulatedStack()
+    run_case(SHARE, "H.share.forward", stack=stack)
+    case = "H.share.forward"
+    assert judged_again(SHARE, case, stack, with_seed({"e0": "0", "e1": "0"})).outcome is Out.PASS
+    other = judged_again(SHARE, case, stack, with_seed({"e0": "0", "e1": "1"}))
+    assert (other.outcome, other.finding) == (Out.FAIL, F.SEED_MISMATCH)
+    unread = judged_again(SHARE, case, stack, lambda rec: rec)
+    assert unread.outcome is Out.INCONCLUSIVE
+
+
+def test_the_seed_gate_wants_the_seed_to_be_named() -> None:
+    stack = SimulatedStack()
+    run_case(SEED_NAMED, "H.seed.different", stack=stack)
+    case = "H.seed.different"
+    named = judged_again(SEED_NAMED, case, stack, with_seed({"e0": "0", "e1": "1"}))
+    assert named.outcome is Out.PASS
+    blind = judged_again(SEED_NAMED, case, stack, with_seed({"e0": "0", "e1": "0"}))
+    assert (blind.outcome, blind.finding) == (Out.FAIL, F.MISLEADING_MESSAGE)
+
+
+@pytest.mark.parametrize("changed", ["prompt_tokens", "prompt_tokens__external"])
+def test_a_burst_that_does_not_add_up_is_no_pass(changed: str) -> None:
+    stack = SimulatedStack()
+    assert run_case(CONCURRENT, "P.concurrent.after-save", stack=stack).outcome is Out.PASS
+    verdict = judged_again(
+        CONCURRENT, "P.concurrent.after-save", stack, lambda rec: more(rec, "e1:burst:after", **{changed: 32.0})
+    )
+    assert verdict.outcome is Out.FAIL, verdict.findings
+    assert verdict.finding in (F.CONSERVATION, F.SOURCE_DISAGREEMENT)
