@@ -193,6 +193,7 @@ def test_a_container_runs_the_same_command_with_the_images_own_programs(tmp_path
     )
     assert plan.argv == ("/opt/x/bin/python", "-m", "server", "--model", str(model))
     assert plan.env["PATH"] == "/opt/x/bin:/bin"
+    assert plan.env["USER"] == "kvgates"
     assert plan.env["LD_LIBRARY_PATH"] == "/lib/x"
     assert plan.env["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache")
     assert (plan.gpu, "CUDA_VISIBLE_DEVICES" in plan.env) == ("3", False)
