@@ -65,19 +65,29 @@ def test_what_a_compose_file_may_not_say_is_seen(text: str, wanted: list[str]) -
     assert complaints(text) == wanted
 
 
-@pytest.mark.parametrize("files", STACKS, ids=lambda files: "+".join(files))
-def test_compose_understands_them(files: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def compose() -> list[str]:
+    """The words that start compose here."""
     program = next((p for p in (["docker", "compose"], ["docker-compose"]) if _works(p)), None)
     if program is None:
         raise Untestable("docker-compose", "neither docker compose nor docker-compose runs", "install docker-compose")
+    return program
+
+
+def config(compose: list[str], *files: str, **env: str) -> subprocess.CompletedProcess[str]:
     given = [word for name in files for word in ("-f", str(FOLDER / name))]
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "MODEL_DIR": "/tmp", "RDMA_HOST_IP": "10.0.0.1", "HOME": "/tmp"}
-    done = subprocess.run([*program, *given, "config"], capture_output=True, text=True, check=False, env=env)
+    whole = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "RDMA_HOST_IP": "10.0.0.1", **env}
+    return subprocess.run([*compose, *given, "config"], capture_output=True, text=True, check=False, env=whole)
+
+
+@pytest.mark.parametrize("files", STACKS, ids=lambda files: "+".join(files))
+def test_compose_understands_them(files: tuple[str, ...], compose: list[str]) -> None:
+    done = config(compose, *files, MODEL_DIR="/tmp")
     assert done.returncode == 0, done.stderr
-    if files != ("compose.yaml",):
-        return
-    del env["MODEL_DIR"]
-    refused = subprocess.run([*program, *given, "config"], capture_output=True, text=True, check=False, env=env)
+
+
+def test_a_model_has_to_be_named(compose: list[str]) -> None:
+    refused = config(compose, "compose.cpu.yaml")
     assert refused.returncode != 0
     assert "MODEL_DIR has to name the folder of the model" in refused.stderr
 

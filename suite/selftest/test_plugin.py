@@ -216,13 +216,15 @@ def test_needs_and_untestable_of_tests_that_are_no_gates(tree: Tree) -> None:
         "import pytest\nfrom fixtures.errors import Untestable\n"
         "@pytest.mark.bench\n@pytest.mark.needs('rdma')\ndef test_x(): assert False\n"
         "@pytest.mark.bench\ndef test_y(): raise Untestable('gpu', 'none', 'buy')\n"
+        "@pytest.fixture\ndef z(): raise Untestable('etcd', 'none', 'buy')\n"
+        "@pytest.mark.bench\ndef test_z(z): pass\n"
     )
     result = tree.run("-m", "bench")
     assert result.ret == 13
-    result.assert_outcomes(skipped=2, deselected=1)
-    result = tree.run("-m", "bench", "--require=rdma")
+    result.assert_outcomes(skipped=3, deselected=1)
+    result = tree.run("-m", "bench", "--require=rdma,etcd")
     assert result.ret == 1
-    result.assert_outcomes(skipped=1, failed=0, errors=1, deselected=1)
+    result.assert_outcomes(skipped=1, failed=0, errors=2, deselected=1)
 
 
 # Usage ----------------------------------------------------------------------------------------------------------------
