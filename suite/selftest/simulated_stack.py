@@ -201,6 +201,7 @@ class SimulatedStack(Stack):
         prompt = request.prompt_token_ids or _tokens_of(str(request.extra.get("messages")))
         body = body_of(request, "m")
         if cancelled:
+            self._read(request.engine, prompt, request.cache_salt)  # looked up, and loaded, for nobody
             fields: dict[str, Any] = {
                 "cancelled": True,
                 "error": "cancelled: before an answer began",
