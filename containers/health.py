@@ -34,9 +34,9 @@ def engine(url: str) -> str:
 
 
 def master(url: str) -> str:
-    """Lead, or stand by for the leader. Returns a complaint, or ""."""
-    said = ask(f"{url}/ha_status")
-    return "" if said.get("role") in ("leader", "standby") or said.get("service_ready") is True else f"it says {said}"
+    """Serve, or stand by for the one that does. Returns a complaint, or ""."""
+    said = ask(f"{url}/health")
+    return "" if said["service_ready"] is True or said["role"] == "standby" else f"it says {said}"
 
 
 def main() -> int:

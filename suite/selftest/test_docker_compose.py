@@ -163,15 +163,16 @@ def test_an_engine_is_well_when_it_completes(
 @pytest.mark.parametrize(
     ("status", "wanted"),
     [
-        ({"role": "leader"}, True),
-        ({"role": "standby"}, True),
-        ({"service_ready": True}, True),
-        ({"role": "?"}, False),
+        ({"role": "leader", "service_ready": True}, True),
+        ({"role": "leader", "service_ready": False}, False),
+        ({"role": "standby", "service_ready": False}, True),
+        ({}, False),
+        ("serving", False),
         (None, False),
     ],
 )
-def test_a_master_is_well_when_it_leads_or_stands_by(
+def test_a_master_is_well_when_it_serves_or_stands_by(
     status: Any, wanted: bool, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.answers = {"/ha_status": status}
+    server.answers = {"/health": status}
     assert well("master", server, monkeypatch) is wanted
