@@ -235,3 +235,11 @@ def test_harm_of_a_restart_is_named(
 ) -> None:
     verdict = restart(unit, lie)
     assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
+
+
+def test_a_restart_after_which_nothing_is_read_has_no_control(restart: Any) -> None:
+    assert F.NO_CONTROL in {f.code for f in restart("engine", "mute").findings}
+
+
+def test_a_failed_load_beside_an_undamaged_prompt_that_is_not_read_has_no_control(readmission: Any) -> None:
+    assert F.NO_CONTROL in {f.code for f in readmission("zero-hits").findings}
