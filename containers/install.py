@@ -60,7 +60,8 @@ def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         words = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        sys.exit(f"image: {' '.join(command[:4])} failed: " + "\n".join(words[-5:]))
+        shown = " ".join(word for word in command[:4] if "\n" not in word)
+        sys.exit(f"image: {shown}: " + "\n".join(words[-5:] if command[1] == "-m" else words[-1:]))
     return done.stdout
 
 
@@ -92,10 +93,12 @@ def main() -> None:
         sys.exit(f"image: {words}")
     probe = f"import importlib.metadata as m; m.version({vllm!r})"
     brought = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
-    packages = ["--system-site-packages"] if brought else []
-    run(sys.executable, "-m", "venv", *packages, given.into)
+    # Beside an engine of the base image its own pip has to do: the module that would put one into an environment may be missing.
+    options = ["--system-site-packages", "--without-pip"] if brought else []
+    run(sys.executable, "-m", "venv", *options, given.into)
     python = str(Path(given.into) / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
+    pip = [sys.executable, "-m", "pip", "--python", python] if brought else [python, "-m", "pip"]
+    pip += ["install", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
     pip += ["--disable-pip-version-check", "--find-links", given.wheels]
     wheels = sorted(str(wheel) for wheel in Path(given.wheels).glob("*.whl"))
     if not brought:
