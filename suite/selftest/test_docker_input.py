@@ -337,6 +337,9 @@ def test_a_port_on_loopback_may_be_published() -> None:
         ("owner", ["10.0.0.2:1", "0.0.0.0:2", "[::]:3"], False),
         ("owner", ["10.0.0.2:1", "0.0.0.0:2", "[::]:3", "0.0.0.0:4"], True),
         ("owner", ["10.0.0.2:1", "10.0.0.2:9"], True),
+        ("engine", ["10.0.0.2:1", "10.0.0.2:9", "0.0.0.0:2", "[::]:3"], False),
+        ("engine", ["10.0.0.2:1", "10.0.0.3:9"], True),
+        ("engine", ["10.0.0.2:1", "0.0.0.0:2", "[::]:3", "0.0.0.0:4"], True),
     ],
 )
 def test_a_socket_beyond_the_plan_is_named(role: str, listening: list[str], complains: bool) -> None:
