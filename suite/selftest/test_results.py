@@ -11,7 +11,8 @@ from reports import records as r
 from reports.cost import Cost, cost_of, covered_s
 from reports.evidence import LoadedRun
 from reports.history import History
-from reports.results import BRIEF, REPORT, Published, brief, main, published, report, table
+from reports.results import BRIEF, REPORT, brief, main, published, report
+from reports.results_tables import Published, table
 from reports.runinfo import RunInfo, StackInfo
 from reports.scoreboard import build
 from suite.selftest import bench_samples as samples
