@@ -8,12 +8,16 @@ import pytest
 
 from fixtures.errors import Untestable
 from fixtures.models import SHAPES
+from fixtures.pytest_support.run import check_stack
 from fixtures.spec import load_spec
 from reports import records as r
 from reports.history import History
 from suite.bench.offload import OFFLOAD, OFFLOAD_BREAK_EVEN
+from suite.bench.sweep import LADDER_GATE
 from suite.bench.ttft import LONG, TTFT
 from suite.contract import Case, safe_judge
+from suite.gates.test_connector_options import OPTIONS_GATE
+from suite.gates.test_prefix import BOUNDARY
 from suite.selftest import bench_samples as samples
 from suite.selftest.test_bench_ttft import CASE as TTFT_CASE
 from suite.selftest.test_bench_ttft import TIMES, TOKENS, ModelStack
@@ -126,3 +130,14 @@ def test_the_stacks_for_timing_hold_what_a_length_prepares(name: str, shape: str
         assert max(LONG) + 2 <= engine.max_model_len
     else:
         assert engine.kv_extra["cpu_bytes_to_use"] > in_play
+
+
+def test_exact_hits_are_not_judged_where_a_tier_behind_the_pool_adds_to_them() -> None:
+    """Seen on a GPU: the native arm of a prompt of 2,000 tokens had 2,000 cached ones, so it had another shape than the external one."""
+    multi, shared = load_spec("multi"), load_spec("gpu-shared")
+    with pytest.raises(Untestable, match="one-tier|last block"):
+        check_stack(BOUNDARY, multi, multi)
+    check_stack(BOUNDARY, shared, shared)
+    check_stack(LADDER_GATE, multi, multi)
+    option = OPTIONS_GATE.stack(shared, next(c for c in OPTIONS_GATE.cases() if c.id == "P.options.multi"))
+    check_stack(OPTIONS_GATE, option, option)
