@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reports import records as r
 from suite.bench.blocks import ARMS, read_blocks, role_of
 from suite.bench.statistics import order
-from suite.gates.arms import settle_saves
+from suite.gates.arms import make_room, settle_saves
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -27,10 +27,6 @@ PREPARED = 4
 PREPARED_TOKENS = 32768
 """Tokens of one arm's prompts at one place that are prepared at a time, about: what is prepared has to fit into the pool, and into the
 reader's own cache beside all that is sent meanwhile."""
-
-FULL_SHARE = 0.5
-"""Part of the pool's memory that may be in use before blocks are prepared. Beyond the master's watermark (0.9 of it) it evicts, and
-then nobody can tell by the number of keys whether a prompt was saved: 90 s of waiting were seen."""
 
 ANSWER_TOKENS = 2
 """Of a timed request. Never 1: the tested release does not save a prompt whose request ends with its first token."""
@@ -116,14 +112,6 @@ class Sampler:
         self.records += records
         blocks = read_blocks(records, self.tokens, self.block_tokens)
         return blocks.valid[0].log_ratio("cold", "external") if blocks.valid else None
-
-
-def make_room(stack: Stack) -> None:
-    """Empty the pool where more than ``FULL_SHARE`` of it is in use: all that lies there are prompts that were measured. A deployed
-    pool is left alone: what lies there is somebody's."""
-    if stack.spec.external is None and stack.pool_share() > FULL_SHARE:
-        stack.store_tool([{"op": "remove", "keys": sorted(stack.keys())}])
-        stack.fact("bench.made-room", {"share_left": stack.pool_share()})
 
 
 @contextmanager

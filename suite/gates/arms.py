@@ -47,6 +47,10 @@ leave every case of the stack without an oracle. Time is not what calibration me
 PLANTED_PROMPT_TOKENS = 2000
 """Length of the prompt that gets a wrong block, as in the measurement that this suite was begun with."""
 
+FULL_SHARE = 0.5
+"""Part of the pool's memory that may be in use before a case (or a benchmark) saves what it needs. Beyond the master's watermark (0.9
+of it) the master evicts: blocks that were just saved go, or are refused, and what waits for them waits in vain."""
+
 PLANT_ATTEMPTS = 3
 """Prompts that may be spent on one planted block, until one was replaced *and* read: a save or a load that fails on a busy
 host must not blind the oracle of a whole stack. What the block then does to the answer has no part in it."""
@@ -91,11 +95,20 @@ def calibrate(stack: Stack, *, planted: bool = True) -> None:
     part: the cold and native arms of all engines answer the same prompts, under salts of their own so that no engine
     reads another's blocks.
     """
+    make_room(stack)
     if stack.notes.get("calibrated"):
         return
     stack.notes["calibrated"] = True
     with stack.deadline(CALIBRATION_REQUEST_S):
         _measure(stack, planted and _may_plant(stack))
+
+
+def make_room(stack: Stack) -> None:
+    """Empty the pool where more than ``FULL_SHARE`` of it is in use: all that lies there are prompts of cases that are over. A
+    deployed pool is left alone: what lies there is somebody's."""
+    if stack.store is not None and stack.spec.external is None and stack.pool_share() > FULL_SHARE:
+        stack.store_tool([{"op": "remove", "keys": sorted(stack.keys())}])
+        stack.fact("made-room", {"share_left": stack.pool_share()})
 
 
 def _may_plant(stack: Stack) -> bool:

@@ -154,6 +154,9 @@ class SimulatedStack(Stack):
         self.record(taken)
         return taken
 
+    def pool_share(self) -> float:
+        return 0.0
+
     def store_tool(self, steps: list[dict[str, Any]]) -> list[Any]:
         return [self._tool(step) for step in steps]
 

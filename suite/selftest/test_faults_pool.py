@@ -12,6 +12,7 @@ from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeas
 from fixtures.faults import pool as faults
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession
+from suite.gates.degrade_faults import DeleteUnderLookup
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import store_stack
 
@@ -113,6 +114,42 @@ def test_a_full_pool_refuses_a_small_put_until_it_is_healed(stack: Stack, client
     assert healed is not None
     assert healed.landed, healed.proof
     put(client, "again")
+
+
+def test_a_pool_in_which_a_little_fits_again_was_full_where_somebody_was_refused(
+    stack: Stack, client: StoreSession
+) -> None:
+    """A block that a lease protected is evicted later; the fault has landed if a put was refused before that."""
+    for refused in (True, False):
+        full = FullPool()
+        assert full.inject(stack).landed
+        if refused:
+            assert client.step({"op": "put", "keys": ["refused"], "bytes": 4096}, 30.0)["refused"] != 0
+        some = full._mine(stack)[:4]
+        client.step({"op": "remove", "keys": some}, 30.0)
+        again = full.confirm(stack)
+        assert again is not None
+        assert again.proof["put_status"] == 0
+        assert again.proof["refused_since"] == (1 if refused else 0)
+        assert again.landed is refused
+        full.heal(stack)
+
+
+def test_a_removal_under_a_lookup_has_landed_where_keys_are_gone_though_some_are_saved_again(
+    stack: Stack, client: StoreSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = put(client, "looked-up")
+    back = frozenset(keys[:3])
+    with StoreSession(stack) as session, monkeypatch.context() as patched:
+        fault = DeleteUnderLookup(session, keys)
+        patched.setattr(type(stack), "keys", lambda self: back)
+        record = fault.inject(stack)
+        assert record.landed
+        assert record.proof["listed_after"] == 3
+        assert not fault.inject(stack).landed  # nothing was there to be removed
+        patched.setattr(type(stack), "keys", lambda self: frozenset(keys))
+        put(client, "looked-up")
+        assert not fault.inject(stack).landed  # listed as if nobody had removed anything
 
 
 def test_a_pool_that_takes_a_put_is_not_full(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
