@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fixtures.request import Request
 from reports import records as r
 from reports.history import History
-from suite.contract import UNRECORDED, Case, Gate
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
 from suite.gates.judging_concurrency import BURST, SAVING, burst_label, judge_burst
@@ -52,7 +52,7 @@ class Concurrent(Gate):
     def cases(self) -> Iterable[Case]:
         for when in ("before-save", "during-save", "after-save"):
             # Two engines that save one prompt at once collide in the store now and then (docs/track-record.md): a race.
-            yield Case(f"{self.id}.{when}", {"when": when}, core=UNRECORDED)
+            yield Case(f"{self.id}.{when}", {"when": when})
         yield Case(f"{self.id}.in-a-row", {"when": "in-a-row"})
 
     def collect(self, stack: Stack, case: Case) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reports import records as r
 from reports.history import History
 from suite.checks.base import finding, too_few
-from suite.contract import UNRECORDED, Case, Gate, outcome_of
+from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ExposedPorts(Gate):
     min_engines = 1
 
     def cases(self) -> Iterable[Case]:
-        yield Case(f"{self.id}.bound", core=UNRECORDED)
+        yield Case(f"{self.id}.bound")
 
     def collect(self, stack: Stack, case: Case) -> None:
         with stack.phase(case.id, "look"):
@@ -127,8 +127,8 @@ class ForeignClient(Gate):
     min_engines = 1
 
     def cases(self) -> Iterable[Case]:
-        yield Case(f"{self.id}.read", core=UNRECORDED)
-        yield Case(f"{self.id}.delete", core=UNRECORDED)
+        yield Case(f"{self.id}.read")
+        yield Case(f"{self.id}.delete")
 
     def collect(self, stack: Stack, case: Case) -> None:
         engine = stack.names[0]

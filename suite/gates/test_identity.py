@@ -195,8 +195,7 @@ class Adapter(Gate):
                 "must_isolate": False,
                 "avoid": "a new path (or name) for every version of an adapter's bytes",
             }
-            core = UNRECORDED if name == "same-path" else name != RELOADED
-            yield Case(f"{self.id}.{name}", params, variant="lora", core=core)
+            yield Case(f"{self.id}.{name}", params, variant="lora", core=name != RELOADED)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         args = (*base.engines[0].args, *lora_arguments(RANK))

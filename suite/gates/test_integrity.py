@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fixtures.healthy import prove_healthy
 from reports import records as r
 from reports.history import History
-from suite.contract import UNRECORDED, Case, Gate
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
 from suite.gates.judging_integrity import CONTROL_TAG, CORRUPTION, EXPLAINS, judge_integrity
@@ -49,10 +49,10 @@ class Integrity(Gate):
 
     def cases(self) -> Iterable[Case]:
         for how in ("flipped", "exchanged", "foreign"):
-            yield Case(f"{self.id}.{how}", {"how": how, "first": False}, core=how != "foreign" or UNRECORDED)
+            yield Case(f"{self.id}.{how}", {"how": how, "first": False})
         for name, first in (("truncated", False), ("truncated-first", True)):
             # Where the first block of a load fails, nothing of it is left to go on with. Both end with a proof of health.
-            yield Case(f"{self.id}.{name}", {"how": "truncated", "first": first}, core=not first or UNRECORDED)
+            yield Case(f"{self.id}.{name}", {"how": "truncated", "first": first})
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)

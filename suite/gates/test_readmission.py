@@ -12,7 +12,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run
-from suite.contract import UNRECORDED, Case, Gate, outcome_of
+from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
 from suite.gates.judging import explanation, healthy_findings, ordered, read_in_full, visible_findings
@@ -59,7 +59,7 @@ class Readmission(Gate):
     claim = "after a load that failed as a whole the request is answered, and holds up nobody, in a cache not twice its size"
 
     def cases(self) -> Iterable[Case]:
-        yield Case(f"{self.id}.half-cache", {"lease_ms": LEASE_MS}, variant="tiny-caches", core=UNRECORDED)
+        yield Case(f"{self.id}.half-cache", {"lease_ms": LEASE_MS}, variant="tiny-caches")
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return tiny_caches(base, case.params["lease_ms"])
