@@ -206,7 +206,7 @@ def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> Non
     assert memory_file_systems(planned(tmp_path, "mooncake_master", TMPDIR="/t/1"), (7, 8)) == {
         "/t/1": "mode=1777,exec"
     }
-    inside = planned(Path("/src/clone"), "mooncake_master")
+    inside = planned(Path("/root/clone"), "mooncake_master")
     assert memory_file_systems(inside, (7, 8)) == {"/root": "uid=7,gid=8"}
 
 
