@@ -140,10 +140,16 @@ def read_history(path: Path) -> tuple[History, dict[str, int]]:
     return History(found), skipped
 
 
+def _session(path: Path) -> tuple[int, str]:
+    """Order of evidence files: sessions as they ran (``history-main``, ``-main-2``, ... ``-main-10``), each one's workers by name."""
+    worker, dash, number = path.stem.rpartition("-")
+    return (int(number), worker) if dash and number.isdigit() else (1, path.stem)
+
+
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run folder (or a single history file). Raises EvidenceError with the place and the mend."""
     paths: Iterable[Path]
-    paths = [run_dir] if run_dir.is_file() else sorted(run_dir.glob(HISTORY_GLOB))
+    paths = [run_dir] if run_dir.is_file() else sorted(run_dir.glob(HISTORY_GLOB), key=_session)
     histories: dict[str, History] = {}
     skipped: dict[str, int] = {}
     for path in paths:

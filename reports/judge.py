@@ -128,8 +128,11 @@ def proofs(gates: Mapping[str, Gate]) -> dict[str, tuple[str, ...]]:
 
 
 def judge_run(run: LoadedRun, gates: Mapping[str, Gate], only: str | None = None) -> Judgement:
-    """Judge every case of a run (or one) again. KeyError when ``only`` names no case of the run."""
-    cases: list[Rejudged] = []
+    """Judge every case of a run (or one) again; of a case that several sessions of the run asked, the newest counts.
+
+    KeyError when ``only`` names no case of the run.
+    """
+    cases: dict[str, Rejudged] = {}
     unknown: dict[str, list[str]] = {}
     carried: list[r.Verdict] = []
     for name, history in run.histories.items():
@@ -143,12 +146,12 @@ def judge_run(run: LoadedRun, gates: Mapping[str, Gate], only: str | None = None
                 unknown.setdefault(gate_id, []).append(case_id)
             else:
                 now = safe_judge(gate, history.for_case(case_id))
-                cases.append(Rejudged(history=name, recorded=recorded.get(case_id), now=now))
+                cases[case_id] = Rejudged(history=name, recorded=recorded.get(case_id), now=now)
         carried += [v for case_id, v in recorded.items() if case_id not in started and only in (None, case_id)]
     if only is not None and not (cases or unknown or carried):
         raise KeyError(only)
     return Judgement(
-        cases=tuple(cases),
+        cases=tuple(cases.values()),
         unknown_gates={gate: tuple(ids) for gate, ids in unknown.items()},
         carried=tuple(carried),
     )

@@ -94,6 +94,22 @@ def test_a_verdict_from_before_the_last_start_of_a_case_does_not_count(tmp_path:
     assert case.recorded is None
 
 
+def test_of_a_resumed_run_the_newest_session_of_a_case_counts(tmp_path: Path) -> None:
+    told = {"main": BLIND, "main-2": ("HARNESS_ERROR", "no-pressure"), "main-10": HANG}
+    for worker, judged in told.items():
+        with EvidenceWriter(tmp_path, worker) as writer:
+            write_case(writer, "X.told.a", judged)
+            write_case(writer, f"X.told.{worker}", PASS)
+    assert list(load_run(tmp_path).histories) == ["history-main", "history-main-2", "history-main-10"]
+    judgement = judge.judge_run(load_run(tmp_path), GATES)
+    [case] = [c for c in judgement.cases if c.now.case_id == "X.told.a"]
+    assert (case.history, case.now.outcome) == ("history-main-10", "FAIL")
+    assert len(judgement.cases) == 4
+    row = next(row for row in judgement.scoreboard(GATES).rows if row.verdict.case_id == "X.told.a")
+    assert row.verdict.outcome == "FAIL"
+    assert judgement.exit_code == judge.EXIT_SAME
+
+
 def test_workers_are_judged_apart(tmp_path: Path) -> None:
     for worker, judged in (("gw0", PASS), ("gw1", HANG)):
         with EvidenceWriter(tmp_path, worker) as writer:
