@@ -55,7 +55,7 @@ bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, a minute
+test: setup ## selftests of the suite itself; no vLLM, under two minutes
 	@tools/run test $(ARGS)
 
 lint: setup ## ruff, formatting, mypy, import contract

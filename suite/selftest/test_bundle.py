@@ -201,7 +201,7 @@ def test_installs_from_its_parts_and_resumes(made_bundle: Path, tmp_path: Path) 
     assert (first.returncode, prefix.exists()) == (4, False)
     assert f"still missing in {made_bundle}: {parts[1].name}" in first.stderr
     good = late.read_bytes()
-    parts[1].write_bytes(b"X" + good[1:])
+    parts[1].write_bytes(bytes([good[0] ^ 1]) + good[1:])
     assert f"bring again: {parts[1].name}" in install(made_bundle, prefix).stderr
     parts[1].write_bytes(good)
     before = set(tmp_path.iterdir())

@@ -33,7 +33,7 @@ from reports import records as r
 from suite.selftest import sse_server
 from suite.selftest.sse_server import Running, Served, token_ids
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.alone]
 
 PROMPT = (5, 6, 7)
 LIMIT_S = 0.001

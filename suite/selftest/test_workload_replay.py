@@ -30,7 +30,7 @@ from suite.workload.streams import StreamMeter
 from suite.workload.summary import Summariser, summarise, summary_table
 from suite.workload.trace import TraceRequest, write_trace
 
-pytestmark = [pytest.mark.selftest, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.selftest, pytest.mark.alone, pytest.mark.timeout(60)]
 
 GAP_S = 0.005
 LATE_S = 0.9
