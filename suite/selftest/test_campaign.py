@@ -54,7 +54,7 @@ def test_runs_are_done_in_order_once_and_their_output_is_carried_away(tmp_path: 
 def test_a_run_is_interrupted_at_its_limit_and_the_next_call_runs_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(600)")
+    waits = ("timeit", "-n", "1", "-r", "1", "import signal; signal.pause()")
     found, _ = go([run("slow", *waits, limit_s=0.3)], tmp_path)
     assert [(o.cut, o.calls) for o in found] == [(True, 1)]
     assert found[0].exit_code != 0
@@ -64,7 +64,7 @@ def test_a_run_is_interrupted_at_its_limit_and_the_next_call_runs_it_again(
 
 def test_a_run_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "STOP_S", 0.5)
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     found, _ = go([run("deaf", "timeit", "-n", "1", "-r", "1", deaf, limit_s=1.0)], tmp_path)
     assert [(o.cut, o.exit_code) for o in found] == [(True, None)]
 
@@ -79,9 +79,9 @@ def test_what_does_not_fit_is_not_begun_and_said(tmp_path: Path) -> None:
 
 def test_runs_of_a_group_run_beside_each_other(tmp_path: Path) -> None:
     meet = (
-        "import pathlib, time, os; p = pathlib.Path({!r}); (p / str(os.getpid())).touch();"
-        "end = time.monotonic() + 60\nwhile len(list(p.iterdir())) < 2 and time.monotonic() < end: time.sleep(0.02)\n"
-        "assert len(list(p.iterdir())) == 2"
+        "import os, pathlib; from fixtures.waiting import wait_for\n"
+        "p = pathlib.Path({!r}); (p / str(os.getpid())).touch()\n"
+        "wait_for('both', lambda: len(list(p.iterdir())) == 2, bound_s=60, bound_source='two starts of Python', poll_s=0.02)"
     ).format(str(tmp_path / "meeting"))
     (tmp_path / "meeting").mkdir()
     words = ("timeit", "-n", "1", "-r", "1", meet)

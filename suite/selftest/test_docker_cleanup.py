@@ -18,7 +18,7 @@ from fixtures.runtimes.docker_image import IMAGE_VARIABLE, image_name
 from fixtures.runtimes.docker_unit import ContainerUnit
 from fixtures.runtimes.process import clean_dead_runs
 from fixtures.waiting import wait_for
-from suite.selftest.process_helpers import PROJECT, own_state_dir
+from suite.selftest.process_helpers import PROJECT
 from suite.selftest.store_stack import store_stack
 
 pytestmark = [pytest.mark.selftest, pytest.mark.needs("docker-image")]
@@ -39,12 +39,6 @@ with store_stack(Path(sys.argv[1]), "", {RUNTIME!r}) as stack:
         signal.pause()
 """
 """A run in small, with a paused container: RUN <folder>."""
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with own_state_dir(monkeypatch) as folder:
-        yield folder
 
 
 @pytest.fixture

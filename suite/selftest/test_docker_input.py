@@ -29,7 +29,7 @@ from fixtures.runtimes.docker import check_gpus
 from fixtures.runtimes.docker_audit import Rights, right_complaints, socket_complaints
 from fixtures.runtimes.docker_client import architecture, connect
 from fixtures.runtimes.docker_image import MARK, StackImage, find_image
-from fixtures.runtimes.docker_launch import memory_file_systems, mounts, plan_container
+from fixtures.runtimes.docker_launch import ROOT_HOME, memory_file_systems, mounts, plan_container
 from fixtures.spec import load_spec
 from reports.records import SocketSnapshot
 from tools.image import base, build, cli, wheelhouse
@@ -206,8 +206,8 @@ def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> Non
     assert memory_file_systems(planned(tmp_path, "mooncake_master", TMPDIR="/t/1"), (7, 8)) == {
         "/t/1": "mode=1777,exec"
     }
-    inside = planned(Path("/root/clone"), "mooncake_master")
-    assert memory_file_systems(inside, (7, 8)) == {"/root": "uid=7,gid=8"}
+    inside = planned(ROOT_HOME / "clone", "mooncake_master")
+    assert memory_file_systems(inside, (7, 8)) == {str(ROOT_HOME): "uid=7,gid=8"}
 
 
 def test_a_program_of_this_host_is_no_program_of_the_image(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from fixtures import netfilter
 from fixtures.runtimes.proc import find_tree
 from fixtures.runtimes.process import clean_dead_runs
-from suite.selftest.process_helpers import PROJECT, own_state_dir, until
+from suite.selftest.process_helpers import PROJECT, until
 
 pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack", "nft")]
 
@@ -39,12 +38,6 @@ with store_stack(Path(sys.argv[1]), 'mode = "standalone"\\nowners = 1') as stack
         signal.pause()
 """
 """A run in small with three active faults: RUN <folder>."""
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with own_state_dir(monkeypatch) as folder:
-        yield folder
 
 
 def tables_of(told: dict[str, Any]) -> list[str]:

@@ -13,17 +13,10 @@ from suite.contract import safe_judge
 from suite.gates.test_footprint import FOOTPRINT
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F, Out = r.FindingCode, r.Outcome
 SERVED, CANCELLED = "O.footprint.served", "O.footprint.cancelled"
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 def judged(case_id: str, change: Callable[[r.Record], r.Record] = lambda rec: rec) -> r.Verdict:

@@ -15,17 +15,10 @@ from suite.gates.test_connector_options import OPTIONS_GATE
 from suite.gates.test_hash_parity import SEED_NAMED, SHARE
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F, Out = r.FindingCode, r.Outcome
 Change = Callable[[r.Record], r.Record | None]
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 def judged_again(gate: Gate, case_id: str, stack: SimulatedStack, change: Change) -> r.Verdict:

@@ -25,17 +25,10 @@ from suite.selftest import degrade_samples
 from suite.selftest.identity_samples import Made
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F, Out = r.FindingCode, r.Outcome
 Change = Callable[[r.Record], r.Record | None]
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 @cache

@@ -17,16 +17,9 @@ from suite.gates.test_restart import RESTARTED
 from suite.selftest.samples import observation
 from suite.selftest.simulated_stack import DAMAGED, SimulatedStack, run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F, Out = r.FindingCode, r.Outcome
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 # Damaged blocks -----------------------------------------------------------------------------------------------------

@@ -11,16 +11,9 @@ from suite.contract import Case, Gate, safe_judge
 from suite.gates.test_connector_options import FAMILIES_GATE, OPTIONS_GATE
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F, Out = r.FindingCode, r.Outcome
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 def case_of(gate: Gate, name: str) -> Case:

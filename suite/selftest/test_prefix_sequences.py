@@ -14,16 +14,9 @@ from suite.gates.test_sampled import SAMPLED
 from suite.selftest.samples import answer
 from suite.selftest.simulated_stack import run_case
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 F = r.FindingCode
-
-
-@pytest.fixture(autouse=True)
-def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The formula's answers have no noise, at no length: what is measured of it may be short."""
-    monkeypatch.setattr("suite.gates.arms.CALIBRATION_LENGTHS", (65, 130))
-    monkeypatch.setattr("suite.gates.arms.PLANTED_PROMPT_TOKENS", 130)
 
 
 GATES: tuple[Gate, ...] = (CONVERSATION, CONCURRENT, SAMPLED)

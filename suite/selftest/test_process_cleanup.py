@@ -22,7 +22,6 @@ from suite.selftest.process_helpers import (
     BOUND_S,
     PROJECT,
     closing_runtime,
-    own_state_dir,
     processes_of,
     runner,
     shm_of,
@@ -34,12 +33,6 @@ from suite.selftest.process_helpers import (
 from suite.selftest.runtime_programs import ENDLESS, FAMILY, FORKER, LATE_SHARER, SHARER, STUBBORN
 
 pytestmark = pytest.mark.selftest
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with own_state_dir(monkeypatch) as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from suite.selftest.process_helpers import (
     BOUND_S,
     closing_runtime,
     ids,
-    own_state_dir,
     python_launch,
     start,
     until,
@@ -31,12 +30,6 @@ from suite.selftest.process_helpers import (
 from suite.selftest.runtime_programs import ENDLESS, FAMILY, STUBBORN, STUBBORN_ORPHAN
 
 pytestmark = pytest.mark.selftest
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with own_state_dir(monkeypatch) as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from suite.selftest.process_helpers import (
     BOUND_S,
     PROJECT,
     closing_runtime,
-    own_state_dir,
     python_launch,
     start,
     until,
@@ -29,12 +28,6 @@ from suite.selftest.process_helpers import (
 from suite.selftest.runtime_programs import ENDLESS, LEASER
 
 pytestmark = pytest.mark.selftest
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with own_state_dir(monkeypatch) as folder:
-        yield folder
 
 
 @pytest.fixture
