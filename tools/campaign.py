@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from fixtures.errors import UsageError
+from tools.named import read_named
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = Path(__file__).parent / "plans"
@@ -73,14 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_plan(source: str) -> Plan:
     """A plan: a file, or the name of one in ``tools/plans``. Raises UsageError."""
-    path = next((p for p in (Path(source), PLANS / f"{source}.toml") if p.is_file()), None)
-    if path is None:
-        names = ", ".join(sorted(p.stem for p in PLANS.glob("*.toml")))
-        raise UsageError(f"plan {source}: no such file; give a path or one of: {names}")
-    try:
-        plan = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Plan)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
-        raise UsageError(f"plan {path}: {exc}") from exc
+    path, plan = read_named(source, PLANS, Plan, asked=f"plan {source}", error=UsageError)
     names_used = [run.name for run in plan.run]
     for run in plan.run:
         if names_used.count(run.name) > 1 or not run.name.replace("-", "").isalnum():

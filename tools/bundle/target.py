@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import NormalizedName, canonicalize_name
+
+from tools.named import read_named
 
 TARGETS_DIR = Path(__file__).parent / "targets"
 
@@ -96,14 +97,7 @@ class Target:
 
 def load_target(name: str) -> Target:
     """Read a target: a path, or the name of a ready one. Raises BundleError."""
-    path = next((p for p in (Path(name), TARGETS_DIR / f"{name}.toml") if p.is_file()), None)
-    if path is None:
-        ready = ", ".join(sorted(p.stem for p in TARGETS_DIR.glob("*.toml")))
-        raise BundleError(f"TARGET={name}: no such file; give a path or one of: {ready}")
-    try:
-        spec = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), TargetFile)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
-        raise BundleError(f"{path}: {exc}") from exc
+    path, spec = read_named(name, TARGETS_DIR, TargetFile, asked=f"TARGET={name}", error=BundleError)
     for label, text in (("python", spec.python), ("glibc", spec.glibc)):
         if not all(part.isdigit() for part in text.split(".")) or text.count(".") != 1:
             raise BundleError(f"{path}: {label} = {text!r}: wants major.minor, as in '3.12'")
