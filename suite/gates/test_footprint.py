@@ -160,16 +160,9 @@ def _slow(history: History, reads: Sequence[r.Observation]) -> list[r.Finding]:
 
 
 def _released(history: History) -> list[r.Finding]:
-    found: list[r.Finding] = []
-    idle = [m for m in history.of(r.MetricsSnapshot) if m.label == "idle"]
-    for unit in sorted({m.unit for m in idle}) or [""]:
-        last = [m for m in idle if m.unit == unit]
-        if last and last[-1].values["running"] + last[-1].values["waiting"] > 0:
-            text = f"{unit}: {last[-1].values['running']:g} running, {last[-1].values['waiting']:g} waiting"
-            found.append(finding(r.FindingCode.HANG, f"{text} requests {IDLE_BOUND_S:g} s after the last one ended"))
-        else:
-            found += recovery.check_kv_released(last[-1] if last else None)
-    return found
+    """Every engine came to rest and holds no block, at the last look."""
+    last = {m.unit: m for m in history.of(r.MetricsSnapshot) if m.label == "idle"}
+    return [f for unit in sorted(last) or [""] for f in recovery.check_at_rest(last.get(unit))]
 
 
 def _admission(history: History) -> list[r.Finding]:

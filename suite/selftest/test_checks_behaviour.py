@@ -201,8 +201,8 @@ def test_hits_are_back_in_time_or_not() -> None:
     assert codes(recovery.check_hits_back(None)) == FEW
 
 
-def idle(usage: float, running: float = 0.0) -> r.MetricsSnapshot:
-    values = {"kv_usage_ratio": usage, "running": running, "waiting": 0.0}
+def idle(usage: float, running: float = 0.0, waiting: float = 0.0) -> r.MetricsSnapshot:
+    values = {"kv_usage_ratio": usage, "running": running, "waiting": waiting}
     return r.MetricsSnapshot(unit="e0", label="idle", t_s=0, values=values)
 
 
@@ -214,6 +214,14 @@ def test_an_idle_engine_holds_no_blocks() -> None:
     assert codes(recovery.check_kv_released(None)) == FEW
     with pytest.raises(KeyError, match="running"):
         recovery.check_kv_released(r.MetricsSnapshot(unit="e0", label="l", t_s=0, values={"kv_usage_ratio": 0.0}))
+
+
+def test_an_engine_whose_last_request_has_ended_comes_to_rest() -> None:
+    assert recovery.check_at_rest(idle(0.0)) == []
+    assert codes(recovery.check_at_rest(idle(0.25))) == ["kv-leak"]
+    assert codes(recovery.check_at_rest(idle(0.25, running=1))) == ["hang"]
+    assert codes(recovery.check_at_rest(idle(0.0, waiting=2))) == ["hang"]
+    assert codes(recovery.check_at_rest(None)) == FEW
 
 
 def test_the_longest_request_is_admitted() -> None:

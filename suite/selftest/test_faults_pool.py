@@ -94,6 +94,21 @@ def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: 
     assert not [key for key in listed if key.startswith("kvgates-")]
 
 
+def test_victims_that_went_without_being_counted_as_evicted_are_no_storm(
+    stack: Stack, client: StoreSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody removed them: that is another fault."""
+    victims = put(client, "gone")
+    client.step({"op": "remove", "keys": victims}, 30.0)
+    assert stack.store is not None
+    seen = iter([0.0, *[1.0] * 999])
+    real = stack.store.admin.metrics
+    monkeypatch.setattr(stack.store.admin, "metrics", lambda: {**real(), faults.EVICTED: next(seen)})
+    record = EvictionStorm(victims, turnover=0.1).inject(stack)
+    assert not record.landed
+    assert (record.proof["victims_left"], record.proof["evicted_keys"]) == (0, 1.0)
+
+
 def test_a_storm_too_small_to_evict_has_not_landed(stack: Stack, client: StoreSession) -> None:
     record = EvictionStorm(turnover=0.1).inject(stack)
     assert not record.landed

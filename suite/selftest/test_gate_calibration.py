@@ -49,6 +49,7 @@ def test_each_position_gets_one_planted_block_where_all_goes_well() -> None:
 
 
 def test_a_block_that_could_not_be_planted_is_tried_again_with_another_prompt() -> None:
+    assert PLANT_ATTEMPTS > 1
     stack = Refusing(PLANT_ATTEMPTS - 1)
     oracle = oracle_of(stack)
     assert oracle.check() == []
