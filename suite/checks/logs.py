@@ -134,11 +134,11 @@ def check_logs(history: History, *, require_scan: bool = True) -> list[r.Finding
 
 
 def _scanned(history: History) -> list[r.Finding]:
-    lines: dict[str, int] = {}
+    last: dict[str, int | None] = {}
     for fact in history.facts(SCANNED):
         if isinstance(fact.value, dict):
-            for unit, count in fact.value.items():
-                lines[str(unit)] = lines.get(str(unit), 0) + int(count)
-    if not lines:
+            last |= fact.value
+    if not last:
         return too_few(f"no log of the stack was read for this case (no fact {SCANNED!r})")
-    return []
+    unread = [unit for unit, lines in last.items() if lines is None]
+    return too_few(f"the log of {', '.join(unread)} could not be read: what it tells is not known") if unread else []

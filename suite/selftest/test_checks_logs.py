@@ -147,6 +147,15 @@ def test_an_unread_log_proves_nothing() -> None:
     assert codes(check_logs(History([line()]))) == ["too-few-observations", "unexplained-log"]
 
 
+def test_one_log_that_could_not_be_read_proves_nothing_though_others_were() -> None:
+    lost = r.Fact(name=SCANNED, t_s=31.0, value={"e0": 130, "e1": None})
+    (found,) = check_logs(History([READ, lost]))
+    assert codes([found]) == ["too-few-observations"]
+    assert "the log of e1" in found.message
+    again = r.Fact(name=SCANNED, t_s=32.0, value={"e0": 140, "e1": 150})
+    assert check_logs(History([lost, again])) == [], "what was missed was read later, from where reading had ended"
+
+
 def test_a_recovery_that_no_fault_explains_is_found() -> None:
     found = check_logs(History([line(number=9), line(number=12), READ]))
     assert codes(found) == ["unexplained-log"]

@@ -45,6 +45,8 @@ ANSWERS = {
     "/health": "",
     "/version": json.dumps({"version": "0.32.0"}),
     "/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}),
+    "/html/v1/models": "<html>please log in</html>",
+    "/list/v1/models": "[1]",
     "/metrics": 'vllm:cache_config_info{a="1",block_size="32",z="x"} 1.0',
 }
 class Handler(BaseHTTPRequestHandler):
@@ -364,6 +366,9 @@ def test_facts_of_a_deployed_engine_are_looked_at_and_a_wrong_description_is_ref
     ):
         with pytest.raises(UsageError, match=message):
             look_at(spec, msgspec.structs.replace(spec.engines[0], **wrong), resolve_model("tiny-base"), url, {})
+    for path in ("/html", "/list"):  # behind a proxy's page, or another server
+        with pytest.raises(UsageError, match="/v1/models: not the answer of a vLLM server"):
+            look_at(spec, spec.engines[0], resolve_model("tiny-base"), f"{url}{path}", {})
     with pytest.raises(UsageError, match=r"127\.0\.0\.1:9/v1/models"):
         look_at(spec, spec.engines[0], resolve_model("tiny-base"), "http://127.0.0.1:9", {})
 

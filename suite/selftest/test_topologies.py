@@ -12,6 +12,7 @@ from fixtures.errors import HarnessError, Untestable, UsageError
 from fixtures.faults import Freeze, Kill, Restart, Stop
 from fixtures.healthy import prove_healthy
 from fixtures.revive import revive
+from fixtures.runtimes.unit import Unit
 from fixtures.spec import load_spec, require_built
 from fixtures.stack import Stack
 from fixtures.store_builder import serves
@@ -168,3 +169,23 @@ def test_ready_specs_can_be_brought_up(name: str) -> None:
 def test_combinations_that_cannot_be_are_one_line(tmp_path: Path, store: str, message: str) -> None:
     with pytest.raises(UsageError, match=message), store_stack(tmp_path, store):
         pass
+
+
+def test_a_log_that_cannot_be_read_is_told_and_what_it_missed_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scanned(stack: Stack) -> dict[str, int | None]:
+        stack.scan_logs("c")
+        facts = [x for x in stack.notes["records"] if isinstance(x, r.Fact) and x.name == "logs.scanned"]
+        found: dict[str, int | None] = facts[-1].value
+        return found
+
+    with store_stack(tmp_path) as stack:
+        assert (scanned(stack)["master"] or 0) > 0
+        with monkeypatch.context() as patched:
+            patched.setattr(Unit, "read_log", lambda self: False)
+            assert scanned(stack) == {"master": None}
+        assert (scanned(stack)["master"] or 0) > 0
+        with monkeypatch.context() as patched:
+            patched.setattr(Unit, "log_path", tmp_path / "nowhere")
+            assert scanned(stack) == {"master": None}
