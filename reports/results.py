@@ -20,7 +20,8 @@ from reports.cost import Cost, cost_of
 from reports.evidence import EvidenceError, load_run
 from reports.judge import judge_run, known_gates
 from reports.redact import Redactor
-from reports.render import json, markdown
+from reports.render import json
+from reports.render.files import write_all
 from reports.results_tables import (
     SOURCE,
     VERDICTS,
@@ -149,8 +150,7 @@ def publish(run_dir: Path, into: Path) -> None:
     board = judge_run(run, gates).scoreboard(gates, run_info(run.histories.values()))
     redactor = Redactor.of(run.histories.values(), str(run_dir))
     into.mkdir(parents=True, exist_ok=True)
-    (into / json.FILE_NAME).write_text(json.render(board, redactor), encoding="utf-8")
-    (into / "report.md").write_text(markdown.render(board, redactor), encoding="utf-8")
+    write_all(board, into, redactor, with_html=False)
     text = msgspec.json.format(msgspec.json.encode(cost_of(run)), indent=1).decode()
     (into / COST_FILE).write_text(text + "\n", encoding="utf-8")
 
