@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from tools.bundle import __main__ as bundle
 from tools.bundle import pack, slim
 from tools.bundle.resolve import Fetch, resolve
-from tools.bundle.target import BundleError, Target, TargetFile, load_target
+from tools.bundle.target import BundleError, Target, TargetFile, load_target, with_releases
 
 pytestmark = pytest.mark.selftest
 
@@ -77,6 +77,22 @@ def test_closure_takes_the_newest_that_all_accept(tmp_path: Path) -> None:
     wheel(tmp_path, "other", "1.1", "lib<3", "lib>5")
     with pytest.raises(BundleError, match="no wheel of lib<3,>5"):
         chosen(target(), tmp_path)
+
+
+def test_another_release_of_what_is_wanted_is_brought_under_a_name_of_its_own(tmp_path: Path) -> None:
+    for name in ("app", "other"):
+        for version in ("1.0", "2.0"):
+            wheel(tmp_path, name, version)
+    made = target(want=["app==2.0", "other<3"])
+    older = with_releases(made, ["app==1.0"])
+    assert chosen(made, tmp_path) == {"app-2.0", "other-2.0"}
+    assert chosen(older, tmp_path) == {"app-1.0", "other-2.0"}
+    assert (made.spec.name, older.spec.name) == ("made-up", "made-up-app-1.0")
+    assert with_releases(made, []) == made
+    with pytest.raises(BundleError, match="--want lib==1: made-up wants no lib; it wants app, other"):
+        with_releases(made, ["lib==1"])
+    with pytest.raises(BundleError, match="no requirement"):
+        with_releases(made, ["app=1"])
 
 
 def test_host_packages_are_used_only_where_they_fit_or_are_accepted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from tools.bundle import libraries, pack, slim
 from tools.bundle.resolve import Closure, pip_fetch, resolve
-from tools.bundle.target import BundleError, Target, load_target
+from tools.bundle.target import BundleError, Target, load_target, with_releases
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ON_TARGET = Path(__file__).parent / "on_target"
@@ -93,6 +93,13 @@ def describe(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bundle", description=__doc__)
     parser.add_argument("target", help="a TOML file, or the name of one in tools/bundle/targets")
+    parser.add_argument(
+        "--want",
+        action="append",
+        default=[],
+        metavar="NAME==VERSION",
+        help="another release of something the target wants (may be given again)",
+    )
     parser.add_argument("--out", type=Path, help="folder to write (default: bundle/NAME)")
     parser.add_argument("--wheelhouse", type=Path, default=ROOT / "wheelhouse", help="where fetched wheels are kept")
     parser.add_argument("--part-mib", type=int, default=PART_MIB)
@@ -100,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.part_mib < 1:
             raise BundleError(f"--part-mib {given.part_mib}: wants 1 or more")
-        target = load_target(given.target)
+        target = with_releases(load_target(given.target), given.want)
         build(target, given.out or ROOT / "bundle" / target.spec.name, given.wheelhouse, given.part_mib)
     except BundleError as exc:
         sys.stderr.write(f"bundle: {exc}\n")

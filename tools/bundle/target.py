@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +114,21 @@ def load_target(name: str) -> Target:
             if not reason.strip():
                 raise BundleError(f"{path}: {table}.{entry}: wants a reason")
     return Target(spec, have)
+
+
+def with_releases(target: Target, releases: Sequence[str]) -> Target:
+    """The target with other releases of what it wants (``vllm==0.25.1``), named after them: two of them can lie on one host,
+    a prefix each, and their verdicts side by side. Raises BundleError for what the target does not want anyway."""
+    wanted = {canonicalize_name(parse_requirement(line, target.spec.name).name): line for line in target.spec.want}
+    name = target.spec.name
+    for line in releases:
+        asked = parse_requirement(line, "--want")
+        if canonicalize_name(asked.name) not in wanted:
+            raise BundleError(f"--want {line}: {target.spec.name} wants no {asked.name}; it wants {', '.join(wanted)}")
+        wanted[canonicalize_name(asked.name)] = line
+        name += "".join(f"-{asked.name}-{part.version}" for part in asked.specifier)
+    spec = msgspec.structs.replace(target.spec, name=name, want=tuple(wanted.values()))
+    return Target(spec, target.have)
 
 
 def parse_requirement(line: str, where: str) -> Requirement:
