@@ -16,7 +16,7 @@ from suite.checks import hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.judging import delta_of, failed_loads, fallbacks, ordered, sums_and_sources, visible_findings
-from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, QUIET_NAT, Oracle
+from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, Oracle
 from suite.gates.selections import kind_of, measured
 from suite.workload.prompts import reusable_tokens
 
@@ -142,9 +142,8 @@ def _judge_pair(
         pair,
         rule,
         minimum_nat=ABSOLUTE_MINIMUM_NAT,
-        quiet_nat=QUIET_NAT,
         native_noise=oracle.native,
-        cold_limit=oracle.cold_limit,
+        cold_arm=lambda own: identity.ColdArm(oracle.cold_limit_beside(own), oracle.check_beside(own)),
     )
     findings = [_with_keys(f, params, fact) for f in result.findings]
     return identity.PairJudgement(findings, result.notes, result.numbers)

@@ -142,6 +142,14 @@ class Oracle:
         """Limit of the cold arm for requests beside others."""
         return self._between(self.cold_concurrent)
 
+    def cold_limit_beside(self, noise: answers.Floor) -> answers.Floor:
+        """Limit of the cold arm for answers whose noise is another than the calibration's, as those of an adapter are."""
+        return self._between(self.cold.merged(noise))
+
+    def check_beside(self, noise: answers.Floor) -> list[r.Finding]:
+        """A planted wrong block is to be told from this noise too, or the cold arm says nothing of such answers."""
+        return self._check_sensitivity(self.cold.merged(noise), planted=True)
+
     def _between(self, floor: answers.Floor) -> answers.Floor:
         """A limit between two measured populations: halfway, on a logarithmic scale, from the largest honest noise to
         the smallest damage of a planted block.
@@ -171,7 +179,9 @@ class Oracle:
         pool in which nothing may be damaged (``NOT_PLANTED``).
         """
         widest = max(self.native_concurrent.max_nat, self.cold_concurrent.max_nat)
-        floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
+        return self._check_sensitivity(answers.Floor("native", widest, self.native.pairs, self.native.steps), planted)
+
+    def _check_sensitivity(self, floor: answers.Floor, planted: bool) -> list[r.Finding]:
         seen = self.planted if planted and not self.forbidden else self.contrast
         return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=SEPARATION, at_least=len(POSITIONS))
 

@@ -54,6 +54,7 @@ class Made:
     own_top: Top | None = None
     own_failed_loads: int = 0
     second_native_top: Top | None = None
+    second_cold_top: Top | None = None
     cold_external: int = 0
     reader_keys: Sequence[str] = ("tiny@tp_rank:0@group:0@bb",)
     saver_keys: Sequence[str] = ("tiny@tp_rank:0@group:0@aa",)
@@ -110,7 +111,7 @@ class Made:
         rows: list[tuple[str, str, Top, int, int]] = [
             # role, engine, answer, local tokens, external tokens
             ("cold", "variant", self.reader_top, 0, self.cold_external),
-            ("cold", "variant", self.reader_top, 0, 0),
+            ("cold", "variant", self.second_cold_top or self.reader_top, 0, 0),
             ("native", "variant", self.reader_top, REUSABLE, 0),
             ("native", "variant", self.second_native_top or self.reader_top, REUSABLE, 0),
             ("save", "e0", self.saver_top, 0, 0),

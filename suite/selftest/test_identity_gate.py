@@ -11,6 +11,7 @@ from suite.checks.identity import told_apart_by
 from suite.contract import safe_judge
 from suite.gates.test_identity import ADAPTER, OTHER_ENGINE, SALT
 from suite.selftest.identity_samples import MIXED, OURS, REUSABLE, THEIRS, Made
+from suite.selftest.samples import Top
 
 pytestmark = pytest.mark.selftest
 
@@ -80,6 +81,35 @@ def test_blocks_found_under_a_shared_key_and_not_loaded_are_no_pass() -> None:
 
 def test_an_answer_that_is_not_the_readers_own_is_wrong_even_where_no_source_admits_reuse() -> None:
     assert judged(Made(foreign_top=MIXED)).finding == CODE.WRONG_ANSWER
+
+
+def off(nat: float) -> Top:
+    """The reader's own answer, but for one log probability."""
+    return (THEIRS[0], (7, THEIRS[1][1] - nat), THEIRS[2])
+
+
+def test_kernels_that_do_not_repeat_themselves_are_no_reuse() -> None:
+    """Adapters on a GPU: two cold answers 0.0605 nat apart, or equal by chance, and a third one 0.0634 or 0.0876 from the first."""
+    for second, foreign in ((0.0605, 0.0634), (0.0, 0.0876)):
+        verdict = judged(Made(second_cold_top=off(second), foreign_top=off(-foreign)))
+        assert verdict.outcome is r.Outcome.PASS, verdict.findings
+        assert "do not repeat themselves" in verdict.notes[0]
+        assert verdict.numbers["pairs"]["forward"]["own_cold_floor_nat"] == pytest.approx(second)
+    limit = verdict.numbers["pairs"]["forward"]["limit_nat"]
+    assert 0.0876 < limit < 0.5
+    assert judged(Made(foreign_top=off(1.1 * limit))).finding == CODE.WRONG_ANSWER
+    assert not any("repeat" in note for note in judged(Made()).notes)
+
+
+def test_noise_as_large_as_a_wrong_blocks_damage_leaves_the_case_open() -> None:
+    """And blocks that were read in the shape of a hit are judged all the same, by answers of that shape."""
+    for foreign in (THEIRS, MIXED):
+        verdict = judged(Made(second_cold_top=off(1.5), foreign_top=foreign))
+        assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, CODE.ORACLE_BLIND), verdict.findings
+    assert judged(shared(second_cold_top=off(1.5))).finding == CODE.WRONG_ANSWER
+    recomputed = judged(Made(second_cold_top=off(1.5), own_top=MIXED, own_failed_loads=1))
+    assert CODE.ORACLE_BLIND in {f.code for f in recomputed.findings}
+    assert CODE.WRONG_ANSWER not in {f.code for f in recomputed.findings}
 
 
 def test_computed_answers_may_part_within_noise_and_read_ones_may_not() -> None:
