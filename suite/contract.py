@@ -102,9 +102,14 @@ def outcome_of(findings: Iterable[r.Finding]) -> r.Outcome:
     return r.Outcome.UNTESTABLE
 
 
-def _dead_on_arrival(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdict:
-    """An engine took the case's settings, said it was ready, and ended at its first request."""
-    text = f"engine {died['engine']} was ready and ended at one of its first requests: {died['words']}"
+def _dead_engine(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdict:
+    """An engine that was ready ended by itself: at its first request (it took the case's settings), or in the case."""
+    if died.get("in_case"):
+        text = f"engine {died['engine']} ended by itself (exit code {died['exit_code']}): {died['words']}"
+        cause = "what the case sent is no fault, and a serving engine may not end at it; the log's last lines are in the evidence"
+    else:
+        text = f"engine {died['engine']} was ready and ended at one of its first requests: {died['words']}"
+        cause = "a setting is accepted at the start and kills the engine when it is first used"
     finding = r.Finding(code=r.FindingCode.ENGINE_DIED, message=text, evidence=died)
     return gate.verdict(
         history,
@@ -112,18 +117,30 @@ def _dead_on_arrival(gate: Gate, history: History, died: dict[str, Any]) -> r.Ve
         findings=(finding,),
         got=text,
         wanted="an engine that serves, or that refuses at its start what it cannot do",
-        cause="a setting is accepted at the start and kills the engine when it is first used",
-        production="the engine's exit; its log names the setting",
+        cause=cause,
+        production="the engine's exit; its log has the traceback",
         next_command=f"pytest -m gates -k '{history.case.case_id}'",
     )
+
+
+def _died(history: History) -> dict[str, Any] | None:
+    """The engine that ended by itself, as far as the records can say: not in a case that hurt the stack on purpose."""
+    died = history.fact(ENGINE_DIED)
+    if died is None or (died.value.get("in_case") and history.faults("inject")):
+        return None
+    value: dict[str, Any] = died.value
+    return value
 
 
 def safe_judge(gate: Gate, history: History) -> r.Verdict:
     """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
 
-    A collection that was cut short or raised is HARNESS_ERROR whatever the records before it say.
+    A collection that was cut short or raised is HARNESS_ERROR whatever the records before it say; but for one that raised
+    because an engine had ended by itself, which is the stack's doing.
     """
     try:
+        if (died := _died(history)) is not None and history.complete:
+            return _dead_engine(gate, history, died)
         if history.collect_error:
             last = history.collect_error.strip().splitlines()[-1]
             finding = r.Finding(
@@ -141,8 +158,7 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
                 got=finding.message,
                 wanted="the case runs to its end",
             )
-        died = history.fact(ENGINE_DIED)
-        verdict = gate.judge(history) if died is None else _dead_on_arrival(gate, history, died.value)
+        verdict = gate.judge(history)
     except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
         text = traceback.format_exc()
         last = text.strip().splitlines()[-1]

@@ -21,6 +21,7 @@ FAKE = """
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from fixtures.errors import EngineDied, HarnessError, Untestable, UsageError
 from reports import records as r
@@ -35,9 +36,27 @@ def say(text):
         file.write(text + chr(10))
 
 
+class FakeHandle:
+    stopped = False
+    code = None
+
+    def alive(self):
+        return self.code is None
+
+    def exit_code(self):
+        return self.code
+
+    def log_tail(self, lines=20):
+        return ["Traceback (most recent call last):", "  assert req_id in self.requests", "AssertionError", "EngineDeadError: later"]
+
+
 class FakeStack:
     def __init__(self, spec, number, record):
         self.spec, self.stack_id, self.dirty, self.record = spec, f"s{number}", False, record
+        self.engines = {"e0": SimpleNamespace(handle=FakeHandle())}
+
+    def fact(self, name, value):
+        self.record(r.Fact(name=name, t_s=time.monotonic(), value=value))
 
     def heal_all(self):
         return []
@@ -87,6 +106,16 @@ class FakeGate(Gate):
         does = case.params.get("collect", "")
         if does == "raise":
             raise HarnessError("the fault did not land")
+        if does.startswith("dead"):
+            handle = stack.engines["e0"].handle
+            handle.code = 1
+            handle.stopped = does == "dead-stopped"
+            if does == "dead-replaced":
+                stack.engines["e0"] = SimpleNamespace(handle=FakeHandle())
+            if does == "dead-hurt":
+                fault = dict(fault_id="f", fault="kill", target="e0", landed=True, t_s=time.monotonic())
+                stack.record(r.FaultRecord(action="inject", **fault))
+            raise ConnectionRefusedError("no answer")
         if does == "interrupt":
             raise KeyboardInterrupt
         if does == "die":

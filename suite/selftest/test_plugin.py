@@ -378,6 +378,18 @@ def test_an_engine_that_dies_at_its_first_request_is_the_stacks_failure(tree: Tr
     assert verdicts["P.a.3"].outcome is r.Outcome.PASS
 
 
+def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_that_was_hurt_is_not(tree: Tree) -> None:
+    kinds = ("dead", "dead-hurt", "dead-stopped", "dead-replaced", "raise")
+    tree.gates(*(f'case("P.a", "{kind}", collect="{kind}")' for kind in kinds))
+    assert tree.run("-m", "gates").ret == 10
+    verdicts = {v.case_id: v for v in load_run(tree.run_dir).history.of(r.Verdict)}
+    died = verdicts.pop("P.a.dead")
+    assert (died.outcome, died.finding) == (r.Outcome.FAIL, r.FindingCode.ENGINE_DIED)
+    assert died.got == "engine e0 ended by itself (exit code 1): AssertionError"
+    assert len(verdicts) == 4
+    assert all(v.finding is r.FindingCode.HARNESS_EXCEPTION for v in verdicts.values()), verdicts
+
+
 # Ends ---------------------------------------------------------------------------------------------------------------
 def test_an_interrupt_closes_the_pool_and_keeps_what_was_judged(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_LEFTOVER", "1")
