@@ -387,7 +387,7 @@ def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_t
     assert (died.outcome, died.finding) == (r.Outcome.FAIL, r.FindingCode.ENGINE_DIED)
     assert died.got == "engine e0 ended by itself (exit code 1): AssertionError"
     assert len(verdicts) == 4
-    assert all(v.finding is r.FindingCode.HARNESS_EXCEPTION for v in verdicts.values()), verdicts
+    assert {v.finding for v in verdicts.values()} == {r.FindingCode.HARNESS_EXCEPTION}, verdicts
 
 
 # Ends ---------------------------------------------------------------------------------------------------------------
