@@ -22,6 +22,7 @@ from reports.judge import judge_run, known_gates
 from reports.redact import Redactor
 from reports.render import json
 from reports.render.files import write_all
+from reports.results_releases import column_of, newer, releases
 from reports.results_tables import (
     SOURCE,
     VERDICTS,
@@ -85,6 +86,7 @@ def report(runs: Sequence[Published]) -> str:
     lines = ["# Results", "", MADE, ""]
     for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
         lines += section(title, found) if found else [f"## {title}", "", "Nothing published.", ""]
+    lines += releases(runs)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -94,14 +96,15 @@ def brief(runs: Sequence[Published]) -> str:
     for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
         if not found:
             continue
-        newest: dict[str, r.Verdict] = {row.verdict.case_id: row.verdict for p in found for row in p.rows}
+        in_order = sorted(found, key=lambda p: (newer(column_of(p)[0]), newer(column_of(p)[1]), p.board.run.wall_s))
+        newest: dict[str, r.Verdict] = {row.verdict.case_id: row.verdict for p in in_order for row in p.rows}
         counts = Counter(str(v.outcome) for v in newest.values())
         days = sorted({p.day for p in found})
         lines += [f"## {title}", ""]
         lines.append(
             f"{' and '.join(sorted({machine(p) for p in found}))}; {' and '.join(sorted({versions(p) for p in found}))}; {days[0]}"
             + (f" to {days[-1]}" if len(days) > 1 else "")
-            + f". {len(newest)} cases, the newest verdict of each: "
+            + f". {len(newest)} cases, the newest verdict of each in the newest release that ran it: "
             + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
             + "."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from reports import records as r
@@ -12,6 +13,7 @@ from reports.cost import Cost, cost_of, covered_s
 from reports.evidence import LoadedRun
 from reports.history import History
 from reports.results import BRIEF, REPORT, brief, main, published, report
+from reports.results_releases import newer, releases
 from reports.results_tables import Published, table
 from reports.runinfo import RunInfo, StackInfo
 from reports.scoreboard import build
@@ -78,7 +80,7 @@ def test_the_break_even_length_lies_between_what_is_surely_slower_and_what_is_su
 def test_of_a_case_that_ran_twice_the_newest_counts_and_both_are_shown() -> None:
     failed = verdict("P.x.a", "FAIL", got="bad", findings=(r.Finding(code=r.FindingCode.WRONG_ANSWER, message="bad"),))
     runs = [run("old", 0.0, failed), run("new", 86400.0, verdict("P.x.a"))]
-    assert "1 cases, the newest verdict of each: 1 PASS." in brief(runs)
+    assert "1 cases, the newest verdict of each in the newest release that ran it: 1 PASS." in brief(runs)
     assert "1970-01-01 to 1970-01-02" in brief(runs)
     assert "| `P.x.a` | FAIL | `wrong-answer` | bad | `old` |" in report(runs)
     assert "| `P.x` | 1 FAIL | 1 PASS |" in report(runs)
@@ -90,7 +92,7 @@ def test_of_a_case_that_ran_twice_the_newest_counts_and_both_are_shown() -> None
 def test_a_case_that_was_cut_is_no_verdict() -> None:
     cut = verdict("P.x.b", "HARNESS_ERROR", findings=(r.Finding(code=r.FindingCode.INCOMPLETE_CASE, message="cut"),))
     runs = [run("r", 0.0, verdict("P.x.a"), cut)]
-    assert "1 cases, the newest verdict of each: 1 PASS." in brief(runs)
+    assert "1 cases, the newest verdict of each in the newest release that ran it: 1 PASS." in brief(runs)
     page = report(runs)
     assert "P.x.b" not in page
     assert "| 1 |  |  |  |  | 1 |" in page, "one PASS, one cut"
@@ -150,3 +152,27 @@ def test_publish_needs_a_run_and_a_place(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["--publish", "x"]) == 4
     assert main(["--publish", str(tmp_path / "no"), "--into", str(tmp_path / "p")]) == 4
     assert "results: " in capsys.readouterr().err
+
+
+def released(name: str, wall_s: float, vllm: str, mooncake: str, *verdicts: r.Verdict) -> Published:
+    made = run(name, wall_s, *verdicts)
+    stack = made.board.run.stacks[0]
+    engine = msgspec.structs.replace(stack.engines[0], versions={"vllm": vllm, "mooncake": mooncake})
+    info = msgspec.structs.replace(made.board.run, stacks=(msgspec.structs.replace(stack, engines=(engine,)),))
+    return Published(name=name, board=build(verdicts, run=info))
+
+
+def test_releases_stand_side_by_side_with_what_came_out_otherwise() -> None:
+    newest_first = [
+        released("a", 1.0, "0.10.0", "0.3.13.post1", verdict("P.x.1"), verdict("P.x.2"), verdict("P.x.3")),
+        released("b", 2.0, "0.9.1", "0.3.13.post1", verdict("P.x.1", "FAIL"), verdict("P.x.2"), verdict("B.ttft.t1", "FAIL")),
+        released("c", 3.0, "0.9.1", "0.3.13.post1", verdict("P.x.1", "INCONCLUSIVE"), verdict("P.x.4", "FAIL")),
+    ]  # fmt: skip
+    lines = releases(newest_first)
+    rows = [line for line in lines if line.startswith("|")]
+    assert rows[0] == "| case | 0.9.1 / 0.3.13.post1, GPU | 0.10.0 / 0.3.13.post1, GPU |"
+    assert rows[2:] == ["| `P.x.1` | INCONCLUSIVE | PASS |"]
+    assert "2 cases ran in at least two of 2 columns; 1 came out alike" in lines[2]
+    assert not releases(newest_first[:1])
+    assert "3 PASS" in brief(newest_first)
+    assert newer("0.3.13") < newer("0.3.13.post1") < newer("0.3.14")
