@@ -48,6 +48,7 @@ class Concurrent(Gate):
     claim = (
         "requests with one prefix at one moment, beside others, all get the cold answer and no block that is not theirs"
     )
+    proof = ("foreign-block",)
 
     def cases(self) -> Iterable[Case]:
         for when in ("before-save", "during-save", "after-save"):

@@ -44,6 +44,7 @@ class Conversation(Gate):
     claim = (
         "growing, moving and branching conversations reuse exactly the whole blocks they share, with the cold answer"
     )
+    proof = ("foreign-block",)
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.turns", {"what": "turns"}, smoke=True)

@@ -78,6 +78,7 @@ class SeedNamed(Gate):
 
     id = "H.seed"
     claim = "a hash seed that differs between two engines is caught and named before anyone wonders about a hit rate"
+    proof = ("launcher-environment",)
 
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.different", {"direction": "forward", "tokens": 2000}, variant="seed")

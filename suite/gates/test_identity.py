@@ -108,6 +108,7 @@ class Salt(Gate):
     id = "I.salt"
     version = 2
     claim = "blocks saved under one cache salt are reused under that salt alone"
+    proof = ("ignored-salt",)
 
     CASES = {
         "none": (("salted-to-plain", "red", None), ("plain-to-salted", None, "red")),

@@ -61,6 +61,7 @@ class Sampled(Gate):
     claim = (
         "sampled, multiple, non-streamed and chat requests return the same from the pool as from the engine's own cache"
     )
+    proof = ("foreign-block",)
 
     def cases(self) -> Iterable[Case]:
         for name in OPTIONS:
