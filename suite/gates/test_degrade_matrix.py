@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from reports import records as r
 from reports.history import History
-from suite.contract import UNRECORDED, Case, Gate
+from suite.contract import Case, Gate
 from suite.gates import degrade_cells as cells
 from suite.gates import gate_cases
 from suite.gates.degrade_cells import Cell
@@ -36,7 +36,7 @@ class CellGate(Gate):
                 cell.id,
                 cell.params(),
                 needs=needs_of(cell),
-                core=UNRECORDED and cell.core,
+                core=cell.core,
                 dirties=cell.left_broken or cell.topology == "rejoin",  # last on its stack: it was seen to spoil it
                 variant=cell.variant,
             )
