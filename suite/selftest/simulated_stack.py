@@ -40,7 +40,7 @@ CUT = "cut"
 def simulated_spec(**changes: Any) -> StackSpec:
     """The CPU spec with bounds of waits that a selftest can sit through."""
     spec = load_spec("cpu")
-    return spec.with_changes(timeouts=msgspec.structs.replace(spec.timeouts, visible_s=0.3), **changes)
+    return spec.with_changes(timeouts=msgspec.structs.replace(spec.timeouts, visible_s=0.05), **changes)
 
 
 @dataclass

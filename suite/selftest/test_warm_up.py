@@ -65,7 +65,7 @@ def test_an_engine_that_ended_at_its_first_request_died_in_its_own_words() -> No
 
 
 def test_a_request_that_failed_on_a_living_engine_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fixtures.warm_up.DEATH_BOUND_S", 0.05)
+    monkeypatch.setattr("fixtures.deaths.DEATH_BOUND_S", 0.05)
     with pytest.raises(HarnessError, match="warm-up request failed: 500") as failed:
         warm_up(stack(ok=False, alive=True), ["e0"])
     assert not isinstance(failed.value, EngineDied)
