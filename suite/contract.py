@@ -58,6 +58,8 @@ class Gate:
     needs_pool: ClassVar[bool] = True
     """The stack must have a store; without one every case is UNTESTABLE."""
     min_engines: ClassVar[int] = 2
+    judges_deaths: ClassVar[bool] = False
+    """An engine's end is what its cases are about: ``judge`` says what it means (planted defects)."""
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 
@@ -123,23 +125,25 @@ def _dead_engine(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdic
     )
 
 
-def _died(history: History) -> dict[str, Any] | None:
-    """The engine that ended by itself, as far as the records can say: not in a case that hurt the stack on purpose."""
+def _died(gate: Gate, history: History) -> dict[str, Any] | None:
+    """The engine that ended by itself, as far as the records can say: not one that the case hurt on purpose."""
     died = history.fact(ENGINE_DIED)
-    if died is None or (died.value.get("in_case") and history.faults("inject")):
+    if died is None or gate.judges_deaths:
         return None
     value: dict[str, Any] = died.value
-    return value
+    hurt = value.get("in_case") and any(value["engine"] in fault.target for fault in history.faults("inject"))
+    return None if hurt else value
 
 
 def safe_judge(gate: Gate, history: History) -> r.Verdict:
     """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
 
     A collection that was cut short or raised is HARNESS_ERROR whatever the records before it say; but for one that raised
-    because an engine had ended by itself, which is the stack's doing.
+    because an engine had ended by itself, which is the stack's doing. Nor is a case a PASS at whose end an engine is gone.
     """
     try:
-        if (died := _died(history)) is not None and history.complete:
+        died = _died(gate, history) if history.complete else None
+        if died is not None and (history.collect_error or not died.get("in_case")):
             return _dead_engine(gate, history, died)
         if history.collect_error:
             last = history.collect_error.strip().splitlines()[-1]
@@ -159,6 +163,8 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
                 wanted="the case runs to its end",
             )
         verdict = gate.judge(history)
+        if died is not None and verdict.outcome in (r.Outcome.PASS, r.Outcome.INCONCLUSIVE):
+            return _dead_engine(gate, history, died)
     except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
         text = traceback.format_exc()
         last = text.strip().splitlines()[-1]

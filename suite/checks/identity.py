@@ -6,8 +6,9 @@ request. What it must equal is the reader's own answer, known from requests unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from reports import records as r
 from suite.checks import answers
@@ -98,11 +99,28 @@ class PairAnswers:
 
 @dataclass(frozen=True)
 class ColdArm:
-    """How far a computed answer may be from another computed one. ``limit``: between the honest noise and the damage of a
-    planted block; ``blind``: findings where the noise is so large that such damage is not to be told from it."""
+    """How far a computed answer may be from another computed one, between the honest noise and the least damage that reuse of
+    foreign blocks does. ``blind``: says so where such damage is not to be told from the noise; ``limit`` is then what no noise
+    explains, so that what is beyond it is wrong all the same."""
 
     limit: answers.Floor
     blind: Sequence[r.Finding] = ()
+
+    def judge(self, got: r.Observation, own: r.Observation) -> tuple[bool, list[r.Finding]]:
+        """Whether an answer is wrong; and the findings on it: of a wrong answer, else of the blindness."""
+        found = answers.judge_cold([(got, own)], self.limit).findings
+        wrong = any(f.code is r.FindingCode.WRONG_ANSWER for f in found)
+        return wrong, found if wrong else [*found, *self.blind]
+
+
+class ColdArms(Protocol):
+    """Makes the cold arm of a pair (``suite.gates.oracle``)."""
+
+    def __call__(self, own: answers.Floor, *, same_shape: bool, apart_nat: float | None) -> ColdArm:
+        """own: noise of the reader's own cold answers. same_shape: both answers were computed in chunks of equal length, so
+        that its own noise is all there is. apart_nat: how far saver and reader are apart by themselves, where that is a
+        difference at all: hidden reuse moves the answer by about as much."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -120,15 +138,16 @@ def judge_pair(
     *,
     minimum_nat: float,
     native_noise: answers.Floor,
-    cold_arm: Callable[[answers.Floor], ColdArm],
+    cold_noise: answers.Floor,
+    cold_arm: ColdArms,
 ) -> PairJudgement:
     """Was anything reused across, and was the reader's answer its own?
 
     minimum_nat: a difference of at least this much (or other tokens) is a wrong answer; below it, reuse across is named as
     what it is.
     native_noise: of the stack's own engines, in this run; it widens the reader's own, which rests on few samples.
-    cold_arm: from the reader's own cold noise to the limit of the cold arm. Its two samples alone are no limit: kernels of
-    adapters on a GPU give one prompt answers that are up to 0.09 nat apart, and equal ones in between.
+    cold_noise: of the cold answers of all pairs of the case; few samples of one pair say little: kernels of adapters on a GPU give
+    one prompt answers that are up to 0.09 nat apart, and equal ones in between.
     """
     native_floor = answers.native_floor([(pair.native[0], o) for o in pair.native[1:]])
     cold_floor = answers.cold_floor([(pair.cold[0], o) for o in pair.cold[1:]])
@@ -137,15 +156,17 @@ def judge_pair(
         return PairJudgement(too_few(f"{pair.tag}: the reader's own noise is not known: {why}"), [], {})
     native_floor = native_floor.merged(native_noise)
     apart = compare(pair.saver_native, pair.native[0])
-    arm = cold_arm(cold_floor)
+    own_noise = cold_floor.merged(cold_noise)
+    differs = rule.changes_answers and not apart.problem
     blind: list[r.Finding] = []
     if _has_native_shape(pair):
         reference, limit = pair.native[0], native_floor
         wrong = bool(answers.judge_external_vs_native([(pair.foreign, reference)], limit))
     else:
+        arm = cold_arm(own_noise, same_shape=not pair.reuse.any, apart_nat=apart.max_nat if differs else None)
         reference, limit = pair.cold[0], arm.limit
-        blind = [*arm.blind]
-        wrong = not blind and bool(answers.judge_cold([(pair.foreign, reference)], limit).findings)
+        wrong, of_arm = arm.judge(pair.foreign, reference)
+        blind = [] if wrong else of_arm
     got = compare(pair.foreign, reference)
     numbers: dict[str, object] = {
         "prompt_tokens": len(pair.foreign.prompt_token_ids),
@@ -154,7 +175,7 @@ def judge_pair(
         "answer_differs_nat": got.max_nat,
         "limit_nat": limit.max_nat,
         "native_floor_nat": native_floor.max_nat,
-        "own_cold_floor_nat": cold_floor.max_nat,
+        "own_cold_floor_nat": own_noise.max_nat,
         "saver_and_reader_differ_nat": apart.max_nat,
     }
     evidence = {
@@ -167,7 +188,8 @@ def judge_pair(
         **numbers,
         **got.evidence(),
     }
-    findings = [*blind, *_own(pair, native_floor, arm)]
+    own = _own(pair, native_floor, cold_arm(own_noise, same_shape=False, apart_nat=None))
+    findings = [*blind, *(f for f in own if not blind or f.code is not r.FindingCode.ORACLE_BLIND)]  # said once a pair
     notes: list[str] = []
     if apart.problem or got.problem:
         found = too_few(f"{pair.tag}: answers cannot be compared: {apart.problem or got.problem}")
@@ -190,7 +212,7 @@ def judge_pair(
                 f"{pair.tag}: {pair.reuse} were reused across, and rightly: both compute the same"
                 f" (their own answers differ by {apart.max_nat:.3g} nat)"
             )
-    elif got.max_nat > max(native_floor.max_nat, cold_floor.max_nat):
+    elif not blind and got.max_nat > max(native_floor.max_nat, cold_floor.max_nat):
         notes.append(
             f"{pair.tag}: nothing was reused, and {pair.reader_name}'s answer is {got.max_nat:.3g} nat from its own cold one,"
             f" where its own two are {cold_floor.max_nat:.3g} apart: its kernels do not repeat themselves"
@@ -202,7 +224,7 @@ def judge_pair(
 def _own(pair: PairAnswers, native_floor: answers.Floor, arm: ColdArm) -> list[r.Finding]:
     if not pair.own_recomputed:
         return answers.judge_external_vs_native([(pair.own, pair.native[0])], native_floor)
-    return [*arm.blind] or answers.judge_cold([(pair.own, pair.cold[0])], arm.limit).findings
+    return arm.judge(pair.own, pair.cold[0])[1]
 
 
 def _has_native_shape(pair: PairAnswers) -> bool:

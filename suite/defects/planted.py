@@ -77,6 +77,7 @@ class Planted(Gate):
     """One defect. Subclasses say how it is put in."""
 
     version = 1
+    judges_deaths = True
 
     def __init__(self, defect: Defect) -> None:
         self.defect = defect

@@ -6,13 +6,14 @@ Pure functions of a case's history. A case with several pairs is as bad as its w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import msgspec
 
 from reports import records as r
 from reports.history import History
-from suite.checks import hits, identity, liveness, logs
+from suite.checks import answers, hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
 from suite.gates.judging import delta_of, failed_loads, fallbacks, ordered, sums_and_sources, visible_findings
@@ -143,10 +144,20 @@ def _judge_pair(
         rule,
         minimum_nat=ABSOLUTE_MINIMUM_NAT,
         native_noise=oracle.native,
-        cold_arm=lambda own: identity.ColdArm(oracle.cold_limit_beside(own), oracle.check_beside(own)),
+        cold_noise=_cold_noise(history),
+        cold_arm=oracle.cold_arm,
     )
     findings = [_with_keys(f, params, fact) for f in result.findings]
     return identity.PairJudgement(findings, result.notes, result.numbers)
+
+
+def _cold_noise(history: History) -> answers.Floor:
+    """How far the cold answers to one prompt are apart, over all pairs of the case."""
+    groups: dict[str, list[r.Observation]] = {}
+    for o in history.observations():
+        if kind_of(o) == "cold":
+            groups.setdefault(o.role, []).append(o)
+    return answers.cold_floor([pair for group in groups.values() for pair in combinations(group, 2)])
 
 
 def _with_keys(f: r.Finding, params: Mapping[str, Any], fact: Mapping[str, Any]) -> r.Finding:
@@ -171,7 +182,10 @@ def _controls(history: History, pairs: Sequence[Mapping[str, Any]]) -> list[r.Fi
         wanted = {"control": 2 if fact["equal"] else 1, "own": 1, "cold": 2, "native": 2, "saver": 1}
         for kind, count in wanted.items():
             requests = _role(history, kind, tag)
-            if len(requests) != count:
+            enough = (
+                len(requests) >= count if kind == "cold" else len(requests) == count
+            )  # more samples of noise only help
+            if not enough:
                 text = f"{tag}: {len(requests)} requests in the role {kind!r}, {count} belong to a pair"
                 found.append(finding(r.FindingCode.NO_CONTROL, text))
             for o in requests:

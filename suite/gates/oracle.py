@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from reports import records as r
 from reports.history import History
 from suite.checks import answers
 from suite.checks.base import finding
+from suite.checks.identity import ColdArm
 from suite.gates.arms import CALIBRATION, NOT_PLANTED, planted_was_read, positions
 
 ABSOLUTE_MINIMUM_NAT = 0.1
@@ -40,6 +42,11 @@ def _of_calibration(rec: r.Record) -> bool:
     return (isinstance(rec, r.Observation) and rec.case_id == CALIBRATION) or (
         isinstance(rec, r.Fact) and rec.name in ("planted-block", NOT_PLANTED)
     )
+
+
+def _limited(floor: answers.Floor, limit_nat: float) -> answers.Floor:
+    """A limit with the sample that it rests on."""
+    return replace(floor, kind="cold", max_nat=limit_nat)
 
 
 class Oracle:
@@ -142,13 +149,24 @@ class Oracle:
         """Limit of the cold arm for requests beside others."""
         return self._between(self.cold_concurrent)
 
-    def cold_limit_beside(self, noise: answers.Floor) -> answers.Floor:
-        """Limit of the cold arm for answers whose noise is another than the calibration's, as those of an adapter are."""
-        return self._between(self.cold.merged(noise))
+    def cold_arm(self, own: answers.Floor, *, same_shape: bool, apart_nat: float | None) -> ColdArm:
+        """The cold arm for answers whose noise is another than the calibration's, as those of an adapter are (``ColdArms``)."""
+        noise = own if same_shape else self.cold.merged(own)
+        noise_nat = max(noise.max_nat, QUIET_NAT)
+        damages = [*self._damages(), *([] if apart_nat is None else [apart_nat])]
+        if damages and min(damages) >= SEPARATION * noise_nat:
+            return ColdArm(_limited(noise, math.sqrt(noise_nat * min(damages))))
+        text = (
+            "no planted block was read"
+            if not damages
+            else f"reuse of foreign blocks moves it by {min(damages):.3g} nat or more"
+        )
+        message = f"cold answers of the reader are up to {noise_nat:.3g} nat apart, and {text}: one is not to be told from the other"
+        blind = finding(r.FindingCode.ORACLE_BLIND, message, noise_nat=noise_nat, damages_nat=damages)
+        return ColdArm(_limited(noise, max([*damages, SEPARATION * noise_nat])), (blind,))
 
-    def check_beside(self, noise: answers.Floor) -> list[r.Finding]:
-        """A planted wrong block is to be told from this noise too, or the cold arm says nothing of such answers."""
-        return self._check_sensitivity(self.cold.merged(noise), planted=True)
+    def _damages(self) -> list[float]:
+        return [d.max_nat for d in (self.planted or self.contrast).values() if not d.problem]
 
     def _between(self, floor: answers.Floor) -> answers.Floor:
         """A limit between two measured populations: halfway, on a logarithmic scale, from the largest honest noise to
@@ -157,19 +175,9 @@ class Oracle:
         The floor alone would be no limit: the largest of as many samples again may exceed it (seen on a GPU: 0.17 nat
         after a floor of 0.09 from 6 pairs). Nothing escapes by this in the external arm, whose limit is the native floor.
         """
-        damages = [d.max_nat for d in (self.planted or self.contrast).values() if not d.problem]
+        damages = self._damages()
         noise = max(floor.max_nat, QUIET_NAT)
-        limit = math.sqrt(noise * min(damages)) if damages and min(damages) > noise else floor.max_nat
-        return answers.Floor(
-            kind="cold",
-            max_nat=limit,
-            pairs=floor.pairs,
-            steps=floor.steps,
-            parted=floor.parted,
-            margin_nat=floor.margin_nat,
-            unusable=floor.unusable,
-            first_problem=floor.first_problem,
-        )
+        return _limited(floor, math.sqrt(noise * min(damages)) if damages and min(damages) > noise else floor.max_nat)
 
     def check(self, planted: bool = True) -> list[r.Finding]:
         """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on.
@@ -179,9 +187,7 @@ class Oracle:
         pool in which nothing may be damaged (``NOT_PLANTED``).
         """
         widest = max(self.native_concurrent.max_nat, self.cold_concurrent.max_nat)
-        return self._check_sensitivity(answers.Floor("native", widest, self.native.pairs, self.native.steps), planted)
-
-    def _check_sensitivity(self, floor: answers.Floor, planted: bool) -> list[r.Finding]:
+        floor = answers.Floor("native", widest, self.native.pairs, self.native.steps)
         seen = self.planted if planted and not self.forbidden else self.contrast
         return answers.check_sensitivity(seen, floor, ABSOLUTE_MINIMUM_NAT, factor=SEPARATION, at_least=len(POSITIONS))
 

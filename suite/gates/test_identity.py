@@ -62,7 +62,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
-    version = 2
+    version = 3
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:
@@ -106,7 +106,7 @@ class Salt(Gate):
     """
 
     id = "I.salt"
-    version = 2
+    version = 3
     claim = "blocks saved under one cache salt are reused under that salt alone"
     proof = ("ignored-salt",)
 
@@ -155,7 +155,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
-    version = 2
+    version = 3
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 
     CASES = {

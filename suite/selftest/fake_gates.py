@@ -39,12 +39,15 @@ def say(text):
 class FakeHandle:
     stopped = False
     code = None
+    later_s = 0.0
 
     def alive(self):
-        return self.code is None
+        if self.code == "unseen":
+            raise RuntimeError("the daemon does not answer")
+        return self.code is None or time.monotonic() < self.later_s
 
     def exit_code(self):
-        return self.code
+        return None if self.alive() else self.code
 
     def log_tail(self, lines=20):
         return ["Traceback (most recent call last):", "  assert req_id in self.requests", "AssertionError", "EngineDeadError: later"]
@@ -54,6 +57,7 @@ class FakeStack:
     def __init__(self, spec, number, record):
         self.spec, self.stack_id, self.dirty, self.record = spec, f"s{number}", False, record
         self.engines = {"e0": SimpleNamespace(handle=FakeHandle())}
+        self.names = ["e0"]
 
     def fact(self, name, value):
         self.record(r.Fact(name=name, t_s=time.monotonic(), value=value))
@@ -108,14 +112,18 @@ class FakeGate(Gate):
             raise HarnessError("the fault did not land")
         if does.startswith("dead"):
             handle = stack.engines["e0"].handle
-            handle.code = 1
+            handle.code = {"dead-outside": -9, "dead-unseen": "unseen"}.get(does, 1)
             handle.stopped = does == "dead-stopped"
+            if does == "dead-later":
+                handle.later_s = time.monotonic() + 0.3
             if does == "dead-replaced":
                 stack.engines["e0"] = SimpleNamespace(handle=FakeHandle())
-            if does == "dead-hurt":
-                fault = dict(fault_id="f", fault="kill", target="e0", landed=True, t_s=time.monotonic())
+            if does in ("dead-hurt", "dead-beside-a-fault"):
+                target = "e0" if does == "dead-hurt" else "master"
+                fault = dict(fault_id="f", fault="kill", target=target, landed=True, t_s=time.monotonic())
                 stack.record(r.FaultRecord(action="inject", **fault))
-            raise ConnectionRefusedError("no answer")
+            if does != "dead-quietly":
+                raise ConnectionRefusedError("no answer")
         if does == "interrupt":
             raise KeyboardInterrupt
         if does == "die":

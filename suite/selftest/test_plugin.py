@@ -378,16 +378,35 @@ def test_an_engine_that_dies_at_its_first_request_is_the_stacks_failure(tree: Tr
     assert verdicts["P.a.3"].outcome is r.Outcome.PASS
 
 
-def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_that_was_hurt_is_not(tree: Tree) -> None:
-    kinds = ("dead", "dead-hurt", "dead-stopped", "dead-replaced", "raise")
-    tree.gates(*(f'case("P.a", "{kind}", collect="{kind}")' for kind in kinds))
+BLAMED = ("dead", "dead-later", "dead-beside-a-fault")
+NOT_BLAMED = ("dead-hurt", "dead-stopped", "dead-replaced", "dead-outside", "dead-unseen", "raise")
+
+
+def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_that_was_hurt_is_not(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fixtures.deaths.SETTLE_S", 0.6)
+    tree.gates(*(f'case("P.a", "{kind}", collect="{kind}")' for kind in (*BLAMED, *NOT_BLAMED)))
     assert tree.run("-m", "gates").ret == 10
-    verdicts = {v.case_id: v for v in load_run(tree.run_dir).history.of(r.Verdict)}
-    died = verdicts.pop("P.a.dead")
-    assert (died.outcome, died.finding) == (r.Outcome.FAIL, r.FindingCode.ENGINE_DIED)
-    assert died.got == "engine e0 ended by itself (exit code 1): AssertionError"
-    assert len(verdicts) == 4
+    verdicts = {v.case_id.removeprefix("P.a."): v for v in load_run(tree.run_dir).history.of(r.Verdict)}
+    for kind in BLAMED:
+        died = verdicts.pop(kind)
+        assert (died.outcome, died.finding) == (r.Outcome.FAIL, r.FindingCode.ENGINE_DIED), kind
+        assert died.got == "engine e0 ended by itself (exit code 1): AssertionError"
+    assert sorted(verdicts) == sorted(NOT_BLAMED)
     assert {v.finding for v in verdicts.values()} == {r.FindingCode.HARNESS_EXCEPTION}, verdicts
+
+
+def test_a_case_at_whose_end_an_engine_is_gone_is_no_pass_and_the_next_one_has_a_stack_of_its_own(tree: Tree) -> None:
+    tree.gates(
+        'case("P.a", "1", collect="dead-quietly")',
+        'case("P.a", "2", collect="dead-quietly", verdict="fail")',
+        'case("P.a", "3")',
+    )
+    assert tree.run("-m", "gates").ret == 10
+    found = {v.case_id: v.finding for v in load_run(tree.run_dir).history.of(r.Verdict)}
+    assert found == {"P.a.1": "engine-died", "P.a.2": "wrong-answer", "P.a.3": ""}
+    assert tree.pool_log.count("start fake") == 3
 
 
 # Ends ---------------------------------------------------------------------------------------------------------------
