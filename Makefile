@@ -72,7 +72,7 @@ preflight: setup ## what this host can run, what it cannot, and the mend
 	@$(BIN)/python -m fixtures.capabilities $(ARGS)
 
 bundle: setup ## everything a host without network lacks, in parts: TARGET=name of tools/bundle/targets, PART_MIB=48, WANT="vllm==0.25.1 ..." (other releases)
-	@$(BIN)/python -m tools.bundle "$(TARGET)" --part-mib "$(PART_MIB)" $(foreach release,$(WANT),--want "$(release)")
+	@$(BIN)/python -m tools.bundle "$(TARGET)" --part-mib "$(PART_MIB)" $(foreach release,$(WANT),--want '$(release)')
 
 clean: ## remove VENV and caches; finished runs in reports/out stay
 	@rm -rf "$(VENV)" .stamps .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache build dist *.egg-info

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+
+from packaging.version import InvalidVersion, Version
 
 from reports import records as r
 from reports.results_tables import Published, table
 
 Column = tuple[str, str, str]
 """vLLM's release, Mooncake's, ``GPU`` or ``CPU``: what a column of the table stands for."""
+DECIDED = (r.Outcome.PASS, r.Outcome.FAIL)
 
 
 def column_of(p: Published) -> Column:
@@ -18,19 +20,30 @@ def column_of(p: Published) -> Column:
     return found.get("vllm", "?"), found.get("mooncake", "?"), "GPU" if p.on_gpu else "CPU"
 
 
-def newer(release: str) -> tuple[int, ...]:
-    """Orders releases: ``0.3.13.post1`` after ``0.3.13``."""
-    return tuple(int(number) for number in re.findall(r"\d+", release))
+def newer(release: str) -> Version:
+    """Orders releases as packages do: ``0.3.13.post1`` after ``0.3.13``, ``0.26.0rc1`` before ``0.26.0``; what is none, first."""
+    try:
+        return Version(release)
+    except InvalidVersion:
+        return Version("0")
 
 
 def by_release(runs: Sequence[Published]) -> dict[Column, dict[str, r.Verdict]]:
-    """The newest verdict on each case of a gate, by column, oldest release first. ``runs``: oldest first."""
+    """The newest verdict on each case of a gate, by column, oldest release first. ``runs``: oldest first.
+
+    PASS and FAIL go before what decided nothing, whenever that was; UNTESTABLE cases did not run.
+    """
     found: dict[Column, dict[str, r.Verdict]] = {}
     for p in runs:
+        verdicts = found.setdefault(column_of(p), {})
         for row in p.rows:
-            if not row.verdict.gate.startswith("B."):
-                found.setdefault(column_of(p), {})[row.verdict.case_id] = row.verdict
-    return {key: found[key] for key in sorted(found, key=lambda key: (newer(key[0]), newer(key[1]), key[2]))}
+            v = row.verdict
+            if v.gate.startswith("B.") or v.outcome is r.Outcome.UNTESTABLE:
+                continue
+            if v.outcome in DECIDED or v.case_id not in verdicts or verdicts[v.case_id].outcome not in DECIDED:
+                verdicts[v.case_id] = v
+    kept = {key: verdicts for key, verdicts in found.items() if verdicts}
+    return {key: kept[key] for key in sorted(kept, key=lambda key: (newer(key[0]), newer(key[1]), key[2]))}
 
 
 def releases(runs: Sequence[Published]) -> list[str]:
@@ -47,8 +60,9 @@ def releases(runs: Sequence[Published]) -> list[str]:
             rows.append((f"`{case}`", *cells))
     words = (
         f"{len(shared)} cases ran in at least two of {len(columns)} columns; {len(shared) - len(rows)} came out alike."
-        " A column is a pair of releases on a kind of machine; the newest verdict counts. Block sizes differ between"
-        " machines (see the specs), so a difference may be the machine's as well."
+        " A column is a pair of releases on a kind of machine; its newest PASS or FAIL counts, and what decided nothing only"
+        " where there is neither. Block sizes differ between machines (see the specs), and a run may be older than its gate: a"
+        " difference may be theirs."
     )
     head = ("case", *(f"{vllm} / {mooncake}, {kind}" for vllm, mooncake, kind in columns))
     return ["## Releases side by side", "", f"vLLM / Mooncake. {words}", "", *table(head, rows), ""]

@@ -93,6 +93,19 @@ def test_another_release_of_what_is_wanted_is_brought_under_a_name_of_its_own(tm
         with_releases(made, ["lib==1"])
     with pytest.raises(BundleError, match="no requirement"):
         with_releases(made, ["app=1"])
+    for bad in (
+        "app",
+        "app>=1",
+        "app==1.*",
+        "app===0/../..",
+        "app @ https://x/y.whl",
+        "app[z]==1",
+        "app==1; python_version>'3'",
+    ):
+        with pytest.raises(BundleError, match="wants NAME==VERSION"):
+            with_releases(made, [bad])
+    with pytest.raises(BundleError, match="once for each NAME"):
+        with_releases(made, ["app==1.0", "App==2.0"])
 
 
 def test_host_packages_are_used_only_where_they_fit_or_are_accepted(tmp_path: Path) -> None:

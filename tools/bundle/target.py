@@ -121,12 +121,19 @@ def with_releases(target: Target, releases: Sequence[str]) -> Target:
     a prefix each, and their verdicts side by side. Raises BundleError for what the target does not want anyway."""
     wanted = {canonicalize_name(parse_requirement(line, target.spec.name).name): line for line in target.spec.want}
     name = target.spec.name
+    asked_for: set[str] = set()
     for line in releases:
         asked = parse_requirement(line, "--want")
-        if canonicalize_name(asked.name) not in wanted:
+        package = canonicalize_name(asked.name)
+        versions = [part.version for part in asked.specifier if part.operator == "=="]
+        plain = len(versions) == len(asked.specifier) == 1 and "*" not in versions[0]
+        if not plain or asked.url or asked.marker or asked.extras or package in asked_for:
+            raise BundleError(f"--want {line}: wants NAME==VERSION, once for each NAME")
+        if package not in wanted:
             raise BundleError(f"--want {line}: {target.spec.name} wants no {asked.name}; it wants {', '.join(wanted)}")
-        wanted[canonicalize_name(asked.name)] = line
-        name += "".join(f"-{asked.name}-{part.version}" for part in asked.specifier)
+        asked_for.add(package)
+        wanted[package] = line
+        name += f"-{package}-{versions[0]}"
     spec = msgspec.structs.replace(target.spec, name=name, want=tuple(wanted.values()))
     return Target(spec, target.have)
 
