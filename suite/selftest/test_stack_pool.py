@@ -1,14 +1,16 @@
-"""The pool of stacks, without a stack: how it names them."""
+"""The pool of stacks, without a stack: how it names them, and which it hands out again."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fixtures.progress import open_progress
-from fixtures.spec import load_spec
+from fixtures.spec import StackSpec, load_spec
 from fixtures.stack_pool import StackPool
+from reports import records as r
 
 pytestmark = pytest.mark.selftest
 
@@ -26,3 +28,38 @@ def test_no_stack_gets_the_directory_of_another(tmp_path: Path) -> None:
         assert pool._new_id(spec).startswith("s4-")
     finally:
         progress.close()
+
+
+def test_a_stack_of_which_a_unit_is_gone_is_not_handed_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stacks are stand-ins: a real one takes half a minute."""
+    records: list[r.Record] = []
+    running = SimpleNamespace(alive=lambda: True)
+    units = {"master": running, "e0": running}
+
+    class Builder:
+        def __init__(self, spec: StackSpec, stack_id: str, *_: object) -> None:
+            nothing = SimpleNamespace(close=list)
+            self.stack = SimpleNamespace(
+                spec=spec, stack_id=stack_id, dirty=False, store=None, client=nothing, runtime=nothing,
+                heal_all=list, units=lambda: dict(units),
+            )  # fmt: skip
+
+        def start(self) -> None:
+            units["e0"] = running
+
+    monkeypatch.setattr("fixtures.stack_pool.builder_of", lambda spec: Builder)
+    spec = load_spec("cpu")
+    progress = open_progress()
+    try:
+        pool = StackPool(tmp_path, records.append, progress)
+        first = pool.acquire(spec)
+        assert pool.acquire(spec) is first
+        units["e0"] = SimpleNamespace(alive=lambda: False)
+        second = pool.acquire(spec)
+        assert second is not first
+        assert pool.acquire(spec) is second
+    finally:
+        progress.close()
+    assert [x.reason for x in records if isinstance(x, r.StackDown)] == ["e0 ended"]
