@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ class RollingRestart(Gate):
 
     How it can lie: no traffic flowed; the engine was not stopped but killed; the pool was empty, so nothing had to last.
     Oracle: every request of the traffic answered in time and alike by two engines; each engine stops by itself on
-    SIGTERM, comes back under its address, reads what the others saved and saves for them.
+    SIGTERM, comes back under its address, reads what the others saved and saves for them. ``upgrade``: each comes back in a
+    second environment, with another release of vLLM or Mooncake, while master, owner and the other engines have the old one.
     Turns red: an engine that has to be killed, a neighbour that waits for the one that left, a pool that forgets.
     """
 
@@ -46,6 +48,13 @@ class RollingRestart(Gate):
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.standalone", {"topology": "standalone"}, core=False, dirties=True)
         yield Case(f"{self.id}.embedded", {"topology": "embedded"}, core=False, dirties=True)
+        yield Case(
+            f"{self.id}.upgrade",
+            {"topology": "standalone", "upgrade": True},
+            needs=("second-stack",),
+            core=False,
+            dirties=True,
+        )
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         from suite.gates.degrade_faults import stack_of
@@ -73,7 +82,7 @@ class RollingRestart(Gate):
             traffic.phase = "rolling"
             with stack.phase(case.id, "restarts"):
                 for name in stack.names:
-                    _restart(stack, name, traffic)
+                    _restart(stack, name, traffic, upgrade=bool(case.params.get("upgrade")))
                     collector.wait_shared(name)
         stack.fact("traffic", {"sent": traffic.sent, "left_out": traffic.left_out})
         stack.scan_logs(case.id)
@@ -85,6 +94,7 @@ class RollingRestart(Gate):
         traffic = [o for o in sent if not stalled(o, stalls)]
         checks = {
             "stops": lambda: _stops(history),
+            "upgraded": lambda: _upgraded(history),
             "pressure": lambda: faults.no_pressure("requests of steady traffic", len(traffic), 20),
             "oracle": oracle.check,
             "liveness": lambda: liveness.check_liveness(traffic),
@@ -103,13 +113,15 @@ class RollingRestart(Gate):
             if findings
             else f"{len(traffic)} requests answered right while {len(starts)} restarted",
             wanted="every request answered right and in time, each engine stopped by itself and shares again",
-            numbers={"requests": len(traffic), "start_s": starts},
+            numbers={"requests": len(traffic), "start_s": starts}
+            | {"came_back_with": f.value["releases"] for f in history.facts("upgraded")},
             **explanation(history, findings),
         )
 
 
-def _restart(stack: Stack, name: str, traffic: Any) -> None:
-    """Drain, stop, start again, and let the traffic come back."""
+def _restart(stack: Stack, name: str, traffic: Any, *, upgrade: bool = False) -> None:
+    """Drain, stop, start again (in the second environment where it is upgraded), and let the traffic come back."""
+    from fixtures import capabilities
     from fixtures.faults import Stop
     from fixtures.revive import revive
 
@@ -129,7 +141,12 @@ def _restart(stack: Stack, name: str, traffic: Any) -> None:
     Stop(name).inject(stack)
     if stack.handle(name).alive():  # it did not stop by itself, which the record says; the roll goes on
         stack.runtime.stop(stack.handle(name), 0.0)
-    revive(stack, name)
+    python = os.environ[capabilities.SECOND_PYTHON] if upgrade else ""
+    revive(stack, name, python=python)
+    if upgrade:
+        runs = next((list(p.cmdline[:1]) for p in stack.handle(name).processes()), [])
+        releases = capabilities.probe("second-stack").probe
+        stack.fact("upgraded", {"engine": name, "meant": [python], "runs": runs, "releases": releases})
     traffic.engines = list(stack.names)
 
 
@@ -150,6 +167,15 @@ def _stops(history: History) -> list[r.Finding]:
             proof=unclean[0].proof,
         )
     ]
+
+
+def _upgraded(history: History) -> list[r.Finding]:
+    """Where engines were to be upgraded, each runs in the second environment."""
+    if not history.case.params.get("upgrade"):
+        return []
+    done = {f.value["engine"] for f in history.facts("upgraded") if f.value["runs"] == f.value["meant"]}
+    engines = _engines(history)
+    return faults.no_pressure("engines upgraded", len(done & set(engines)), len(engines) or 1)
 
 
 def _back(history: History) -> list[r.Finding]:

@@ -106,6 +106,20 @@ RED: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
+def upgraded(engine_name: str, runs: str = "/second/bin/python") -> Change:
+    value = {"engine": engine_name, "meant": ["/second/bin/python"], "runs": [runs], "releases": "mooncake 0.3.12"}
+    return lambda rows: [*rows[:-1], r.Fact(name="upgraded", t_s=200.0, value=value), rows[-1]]
+
+
+def test_an_upgrade_is_one_only_where_each_engine_came_back_in_the_second_environment() -> None:
+    started = of(r.CaseStarted, {"case_id": CASE.id}, params={**CASE.params, "upgrade": True})
+    both = judged(started, upgraded("e0"), upgraded("e1"))
+    assert both.outcome is r.Outcome.PASS, both.findings
+    assert both.numbers["came_back_with"] == "mooncake 0.3.12"
+    for changes in ((), (upgraded("e0"),), (upgraded("e0"), upgraded("e1", "/first/bin/python"))):
+        assert judged(started, *changes).finding == "no-pressure"
+
+
 @pytest.mark.parametrize("name", RED)
 def test_each_defect_of_a_restart_is_found(name: str) -> None:
     change, code = RED[name]
