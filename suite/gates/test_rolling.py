@@ -105,6 +105,7 @@ class RollingRestart(Gate):
         }
         findings = ordered(run(checks))
         starts = {a.unit: round(a.elapsed_s, 1) for a in history.of(r.StartAttempt)}
+        releases = {f.value["engine"]: f.value["releases"] for f in history.facts("upgraded")}
         return self.verdict(
             history,
             outcome_of(findings),
@@ -113,8 +114,7 @@ class RollingRestart(Gate):
             if findings
             else f"{len(traffic)} requests answered right while {len(starts)} restarted",
             wanted="every request answered right and in time, each engine stopped by itself and shares again",
-            numbers={"requests": len(traffic), "start_s": starts}
-            | {"came_back_with": f.value["releases"] for f in history.facts("upgraded")},
+            numbers={"requests": len(traffic), "start_s": starts, "came_back_with": releases},
             **explanation(history, findings),
         )
 

@@ -115,7 +115,7 @@ def test_an_upgrade_is_one_only_where_each_engine_came_back_in_the_second_enviro
     started = of(r.CaseStarted, {"case_id": CASE.id}, params={**CASE.params, "upgrade": True})
     both = judged(started, upgraded("e0"), upgraded("e1"))
     assert both.outcome is r.Outcome.PASS, both.findings
-    assert both.numbers["came_back_with"] == "mooncake 0.3.12"
+    assert both.numbers["came_back_with"] == dict.fromkeys(("e0", "e1"), "mooncake 0.3.12")
     for changes in ((), (upgraded("e0"),), (upgraded("e0"), upgraded("e1", "/first/bin/python"))):
         assert judged(started, *changes).finding == "no-pressure"
 
