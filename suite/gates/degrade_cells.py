@@ -19,18 +19,19 @@ victims that were sent together has its first token, so that the others are bein
 all engines, from before the baseline until the end of the fault.
 """
 
-Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied"]
+Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied", "tiered"]
 """``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``rejoin``: the same
 on fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
 upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
-a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host)."""
+a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host).
+``tiered``: standalone with little memory and an SSD tier behind it."""
 
 Heal = Literal["none", "before-ttl", "after-ttl"]
 """When the fault is healed (thawed, restored, the dead unit started again): before the master has dropped a silent
 client, or after it. ``none``: the fault is over by itself, or the stack is left broken and thrown away."""
 
 MASTER, LEADER, ETCD, OWNER, PEER, READER = "master", "leader", "etcd", "owner", "peer", "reader"
-CONTROL, DATA, KEYS, POOL = "control", "data", "keys", "pool"
+CONTROL, DATA, KEYS, POOL, DISK = "control", "data", "keys", "pool", "disk"
 
 CLAIMS: dict[str, str] = {
     MASTER: "while the master is gone, stuck or empty, requests are answered right, with 200, within budget",
@@ -42,6 +43,7 @@ CLAIMS: dict[str, str] = {
     CONTROL: "with the way to the master cut or slow, requests are answered right, with 200, within budget",
     DATA: "with the way to a block's owner cut, requests for it are answered right, with 200, within budget",
     KEYS: "blocks that vanish between lookup and load are recomputed: right, 200, within budget",
+    DISK: "blocks that lay on the SSD tier alone, and are lost with it, are recomputed: right, 200, within budget",
     POOL: "a pool that is full, or evicts as fast as it can, costs reuse and nothing else",
 }
 """Target -> the claim of its gate. Also the list of targets."""
@@ -118,7 +120,7 @@ def usual_topology(target: str, fault: str) -> Topology:
     """The topology that an id of this target and fault means when it names none."""
     if target == CONTROL and fault in PROXIED:
         return "proxied"
-    usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha"}
+    usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha", DISK: "tiered"}
     return usual.get(target, "standalone")
 
 
@@ -154,6 +156,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     DATA: ("drop", "reset"),
     KEYS: ("delete",),
     POOL: ("full", "evict"),
+    DISK: ("lose",),
 }
 
 PHASES: tuple[Phase, ...] = ("idle", "save", "lookup", "load", "busy")
@@ -170,7 +173,7 @@ HEALS: dict[str, tuple[Heal, ...]] = {
     "reset": ("before-ttl",),
     "full": ("before-ttl",),
 }
-"""When a fault is healed; what is not here is over by itself (``delete``, ``evict``, ``restart``)."""
+"""When a fault is healed; what is not here is over by itself (``delete``, ``evict``, ``restart``, ``lose``)."""
 
 
 def full_matrix() -> Iterator[Cell]:
@@ -220,7 +223,7 @@ def _phases(target: str, fault: str) -> tuple[Phase, ...]:
     """
     if target in (KEYS, READER):
         return ("lookup", "load")
-    return ("idle", "busy") if fault in PROXIED or target == POOL else PHASES
+    return ("idle", "busy") if fault in PROXIED or target in (POOL, DISK) else PHASES
 
 
 def cells() -> tuple[Cell, ...]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from fixtures import faults
 from fixtures.errors import HarnessError
-from fixtures.faults import DeleteKeys, EvictionStorm, Fault, FullPool, links
+from fixtures.faults import DeleteKeys, EvictionStorm, Fault, FullPool, LoseTier, links
 from fixtures.faults.base import Proof
 from fixtures.store_session import StoreSession
-from suite.gates.degrade_cells import CONTROL, DATA, KEYS, POOL, Cell
+from suite.gates.degrade_cells import CONTROL, DATA, DISK, KEYS, POOL, Cell
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -73,6 +73,9 @@ class DeleteUnderLookup(DeleteKeys):
         return landed, {"keys": len(self.keys), "removed": removed, "listed_after": len(left)}
 
 
+TIER_MEMORY_BYTES, TIER_DISK_BYTES = 64 << 20, 1 << 30
+"""As in ``cpu-ssd.toml``: a thousand blocks of the tiny model, and all of a case and its storm on the disk."""
+
 REMOVE_BOUND_S = 10.0
 """For some hundred removals; over loopback they take well under a second."""
 
@@ -92,6 +95,8 @@ def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
         return DeleteUnderLookup(plan.resources.enter_context(StoreSession(stack)), plan.keys_of_first_beat)
     if target == POOL:
         return POOL_FAULTS[fault]()
+    if target == DISK:
+        return LoseTier("owner0", plan.all_keys)
     if fault in UNITS:
         return UNITS[fault](plan.unit_of(target))
     raise HarnessError(f"{target}.{fault}: no such fault is built")
@@ -107,6 +112,8 @@ def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
         spec = spec.with_store(mode="standalone", owners=1, fixed_ports=True, control_proxy=True)
     elif cell.topology == "ha":
         spec = spec.with_store(masters=3)
+    elif cell.topology == "tiered":
+        spec = spec.with_store(mode="standalone", owners=1, segment_bytes=TIER_MEMORY_BYTES, ssd_bytes=TIER_DISK_BYTES)
     if cell.policy != "recompute":
         spec = spec.with_all_engines(load_failure_policy=cell.policy)
     if not cell.isolate_lookup:

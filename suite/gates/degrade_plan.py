@@ -84,6 +84,11 @@ class Plan:
         return tuple(key for keys in reversed(self.victim_keys[: self.first]) for key in keys)
 
     @property
+    def all_keys(self) -> tuple[str, ...]:
+        """Keys of every victim."""
+        return tuple(key for keys in self.victim_keys for key in keys)
+
+    @property
     def beats_s(self) -> list[float]:
         """When beats are due, in seconds since the fault."""
         return [share * self.ttl_s for share in BEATS_S[self.cell.heal]]

@@ -6,7 +6,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import faults
 from suite.checks.base import STORE_GET, STORE_STATUSES, too_few
-from suite.gates.degrade_cells import DATA, KEYS, OWNER, PEER, READER, Cell
+from suite.gates.degrade_cells import DATA, DISK, KEYS, OWNER, PEER, READER, Cell
 from suite.gates.judging import visible_findings
 from suite.gates.selections import kind_of
 
@@ -46,8 +46,8 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         wanted = "doomed" if cell.target == READER else "victim"
         caught = [o for o in degraded if kind_of(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
         found += faults.no_pressure(f"{wanted} requests under way when the fault came", len(caught), 1)
-    if cell.target == KEYS and not failed_loads(history):
-        found += too_few("no load met a block that had vanished: the keys went too early or too late")
+    if cell.target in (KEYS, DISK) and not failed_loads(history):
+        found += too_few("no load met a block that had vanished: it went too early or too late")
     if cell.phase == "save":
         saving = [o for o in degraded if kind_of(o) == "saving" and o.sent_s <= begin.t_s]
         found += faults.no_pressure("saves under way when the fault came", len(saving), 1)

@@ -170,8 +170,20 @@ class PoolPressure(CellGate):
     target = cells.POOL
 
 
+class Disk(CellGate):
+    """Claim: blocks that lay on the SSD tier alone, and are lost with it, are recomputed: 200, right, within budget.
+
+    How it can lie: the blocks were in memory as well; nothing was ever written to the disk; nobody asked for them.
+    Oracle: as D.keys. Proof: the store lists the victims' keys and names no copy in memory; the tier's folder had files, and
+    has none.
+    Turns red: a load that fails the request, repeats itself without bound, or takes other bytes for the lost ones.
+    """
+
+    target = cells.DISK
+
+
 MASTER, LEADER, ETCD, OWNER, PEER = Master(), Leader(), Etcd(), Owner(), Peer()
-READER, CONTROL, DATA, KEYS, POOL = Reader(), ControlLink(), DataLink(), Keys(), PoolPressure()
+READER, CONTROL, DATA, KEYS, POOL, DISK = Reader(), ControlLink(), DataLink(), Keys(), PoolPressure(), Disk()
 
 
 @gate_cases(MASTER)
@@ -222,3 +234,8 @@ def test_keys(run_case: Any, case: Case) -> None:
 @gate_cases(POOL)
 def test_pool(run_case: Any, case: Case) -> None:
     run_case(POOL, case)
+
+
+@gate_cases(DISK)
+def test_disk(run_case: Any, case: Case) -> None:
+    run_case(DISK, case)

@@ -23,7 +23,7 @@ from suite.gates import degrade_cells as cells
 from suite.gates import degrade_faults, degrade_recovery, degrade_soak
 from suite.gates.degrade_cells import Cell
 from suite.gates.degrade_collect import CellCollector
-from suite.gates.test_degrade_matrix import CONTROL, DATA, KEYS, MASTER, OWNER, PEER, POOL, READER, CellGate
+from suite.gates.test_degrade_matrix import CONTROL, DATA, DISK, KEYS, MASTER, OWNER, PEER, POOL, READER, CellGate
 from suite.gates.test_degrade_soak import SOAK
 from suite.selftest.simulated_stack import SimulatedPending, SimulatedStack, run_case, simulated_spec
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.selftest
 
 GATES: dict[str, CellGate] = {
     cells.MASTER: MASTER, cells.OWNER: OWNER, cells.PEER: PEER, cells.READER: READER,
-    cells.CONTROL: CONTROL, cells.DATA: DATA, cells.KEYS: KEYS, cells.POOL: POOL,
+    cells.CONTROL: CONTROL, cells.DATA: DATA, cells.KEYS: KEYS, cells.POOL: POOL, cells.DISK: DISK,
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ class StandIn(Fault):
         if self.lie:
             with LIES:
                 stack.lies.add(self.lie)
-        if self.target == cells.KEYS and self.meets:
+        if self.target in (cells.KEYS, cells.DISK) and self.meets:
             stack.held["e1"].counted["store.load_get.partial_failure.ops"] += 1
         return self.lands, {"witness": "the test"}
 
@@ -188,7 +188,7 @@ def of_core(target: str) -> list[Cell]:
     return [cell for cell in cells.CORE if cell.target == target]
 
 
-@pytest.mark.parametrize("cell", [of_core(target)[0] for target in GATES], ids=lambda cell: cell.id)
+@pytest.mark.parametrize("cell", [cells.cells_of(target)[0] for target in GATES], ids=lambda cell: cell.id)
 def test_every_kind_of_cell_is_collected_whole(cell: Cell, quick: type[StandIn]) -> None:
     verdict, stack = collected(cell)
     assert verdict.outcome is r.Outcome.PASS, [f.message for f in verdict.findings]
@@ -262,8 +262,9 @@ def test_a_fault_that_does_not_land_is_ours(quick: type[StandIn]) -> None:
 
 def test_keys_that_vanish_before_or_after_the_loads_prove_nothing(quick: type[StandIn]) -> None:
     quick.meets = False
-    verdict, _ = collected(of_core(cells.KEYS)[0])
-    assert verdict.outcome is r.Outcome.INCONCLUSIVE
+    for target in (cells.KEYS, cells.DISK):
+        verdict, _ = collected(cells.cells_of(target)[0])
+        assert verdict.outcome is r.Outcome.INCONCLUSIVE
 
 
 def test_blocks_that_lay_elsewhere_are_no_pressure(quick: type[StandIn]) -> None:

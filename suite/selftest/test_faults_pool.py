@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.errors import HarnessError
-from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk
+from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk, LoseTier
 from fixtures.faults import pool as faults
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession
@@ -182,3 +182,26 @@ def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) 
         folder = tmp_path / "owner0" / "ssd"
         until(lambda: faults._files(folder) == 8)
         assert LoseDisk("owner0").inject(tiered).landed
+
+
+def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store_stack(tmp_path, STORE.replace("ssd_bytes = 0", "ssd_bytes = 268435456")) as tiered:
+        assert tiered.store is not None
+        with StoreSession(tiered) as client:
+            keys = put(client, "tiered")
+            fault = LoseTier("owner0", keys)
+            record = fault.inject(tiered)
+            assert record.landed, record.proof
+            assert record.proof["on_disk_alone"] > 0
+            assert record.proof["files_before"] >= len(keys)
+            assert set(keys) <= tiered.keys()  # the master does not know yet
+            assert None in client.step({"op": "digest", "keys": keys}, 30.0).values()
+            healed = fault.heal(tiered)
+            assert healed is not None
+            assert healed.landed  # its own objects are gone
+            again = put(client, "more")
+            monkeypatch.setattr(
+                faults, "TIER_TURNOVER", 0.0
+            )  # nothing is evicted: then what is lost was in memory as well
+            monkeypatch.setattr(faults, "TIER_BOUND_S", 0.1)
+            assert not LoseTier("owner0", again).inject(tiered).landed
