@@ -213,7 +213,9 @@ def pairs() -> Iterator[Cell]:
     for target, fault in PAIRED:
         for other, second in PAIRED:
             if other != target:
-                yield Cell(target, fault, "idle", "after-ttl", second=f"{other}-{second}")
+                proxied = second in PROXIED and other == CONTROL
+                topology = "proxied" if proxied else usual_topology(target, fault)
+                yield Cell(target, fault, "idle", "after-ttl", topology=topology, second=f"{other}-{second}")
 
 
 def _phases(target: str, fault: str) -> tuple[Phase, ...]:

