@@ -24,7 +24,7 @@ Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied", "tiered"
 on fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
 upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
 a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host).
-``tiered``: standalone with little memory and an SSD tier behind it."""
+``tiered``: standalone with an SSD tier behind the memory."""
 
 Heal = Literal["none", "before-ttl", "after-ttl"]
 """When the fault is healed (thawed, restored, the dead unit started again): before the master has dropped a silent

@@ -73,8 +73,9 @@ class DeleteUnderLookup(DeleteKeys):
         return landed, {"keys": len(self.keys), "removed": removed, "listed_after": len(left)}
 
 
-TIER_MEMORY_BYTES, TIER_DISK_BYTES = 64 << 20, 1 << 30
-"""As in ``cpu-ssd.toml``: a thousand blocks of the tiny model, and all of a case and its storm on the disk."""
+TIER_BYTES = 4 << 30
+"""SSD tier of an owner, as it is named in ``store.ssd_bytes``: all of a case and of its storm, several times. Memory stays as it is: calibration
+has to fit."""
 
 REMOVE_BOUND_S = 10.0
 """For some hundred removals; over loopback they take well under a second."""
@@ -113,7 +114,7 @@ def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
     elif cell.topology == "ha":
         spec = spec.with_store(masters=3)
     elif cell.topology == "tiered":
-        spec = spec.with_store(mode="standalone", owners=1, segment_bytes=TIER_MEMORY_BYTES, ssd_bytes=TIER_DISK_BYTES)
+        spec = spec.with_store(mode="standalone", owners=1, ssd_bytes=TIER_BYTES)
     if cell.policy != "recompute":
         spec = spec.with_all_engines(load_failure_policy=cell.policy)
     if not cell.isolate_lookup:

@@ -26,7 +26,7 @@ runs the core; `make gates-full` all of it. Runs write one drawing a cell into `
 | embedded | upstream's default: each engine gives memory to the pool |
 | proxied | standalone, with a fault proxy between every client and the master |
 | ha | several masters, one elected through etcd |
-| tiered | standalone with little memory and an SSD tier behind it |
+| tiered | standalone with an SSD tier behind the memory |
 """
 
 
