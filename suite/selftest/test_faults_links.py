@@ -13,6 +13,7 @@ from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, Limit
 from fixtures.faults.connect import connect_result
 from fixtures.faults.links import control_ports, data_ports
 from fixtures.healthy import prove_healthy
+from fixtures.runtimes.process import ProcessRuntime
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession
 from suite.selftest.process_helpers import own_state_dir, until
@@ -23,12 +24,18 @@ pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
 PROXIED = 'mode = "standalone"\nowners = 2\ncontrol_proxy = true'
 
 
+def tables_of(stack: Stack) -> list[str]:
+    """Firewall tables of this stack's run: tests of other files make theirs at the same time."""
+    assert isinstance(stack.runtime, ProcessRuntime)
+    return netfilter.tables(f"{netfilter.PREFIX}{stack.runtime._journal.run_id}_")
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with pytest.MonkeyPatch.context() as patched, own_state_dir(patched):
         with store_stack(tmp_path_factory.mktemp("links"), PROXIED) as running:
             yield running
-        assert netfilter.tables() == []
+        assert tables_of(running) == []
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +52,7 @@ def test_a_rule_hits_the_control_link_of_one_client_and_no_other(
     hurt, other = control_ports(stack, "owner0") + control_ports(stack, "owner1")
     cut = fault("control", between="owner0")
     record = cut.inject(stack)
+    assert len(tables_of(stack)) == 1
     assert record.landed
     assert record.proof["connect"] == {str(hurt): sign}
     assert connect_result("127.0.0.1", hurt) == sign
@@ -60,7 +68,7 @@ def test_a_rule_hits_the_control_link_of_one_client_and_no_other(
     assert healed.landed
     assert healed.proof["packets_of_the_stack"] > 0
     assert connect_result("127.0.0.1", hurt) == "connected"
-    assert netfilter.tables() == []
+    assert tables_of(stack) == []
 
 
 @pytest.mark.needs("nft")
