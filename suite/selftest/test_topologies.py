@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,6 +14,7 @@ from fixtures.errors import HarnessError, Untestable, UsageError
 from fixtures.faults import Freeze, Kill, Restart, Stop
 from fixtures.healthy import prove_healthy
 from fixtures.revive import revive
+from fixtures.runtimes.base import Handle
 from fixtures.runtimes.unit import Unit
 from fixtures.spec import load_spec, require_built
 from fixtures.stack import Stack
@@ -189,3 +192,25 @@ def test_a_log_that_cannot_be_read_is_told_and_what_it_missed_is_read_later(
         with monkeypatch.context() as patched:
             patched.setattr(Unit, "log_path", tmp_path / "nowhere")
             assert scanned(stack) == {"master": None}
+            stack.skip_log("master")  # nothing to skip
+
+
+def test_what_a_unit_says_of_the_end_that_we_made_belongs_to_no_case(tmp_path: Path) -> None:
+    """A second variant of an engine goes on in the log of the first: its case may not be given the first one's last words."""
+    log = tmp_path / "variant.txt"
+    last_words = "ERROR EngineDeadError: EngineCore encountered an issue\n"
+    log.write_text(f"ready\n{last_words}")
+    ended = cast(Handle, SimpleNamespace(log_path=log, read_log=lambda: True))
+    with store_stack(tmp_path / "stack") as stack:
+        stack.skip_log("variant", ended)
+        stack.extras["variant"] = ended  # the next one
+
+        def lines() -> list[str]:
+            stack.scan_logs("c")
+            return [x.text for x in stack.notes["records"] if isinstance(x, r.LogLine) and x.unit == "variant"]
+
+        assert lines() == []
+        with log.open("a") as file:
+            file.write(last_words)
+        assert lines() == [last_words.strip()]
+        del stack.extras["variant"]
