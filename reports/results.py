@@ -22,7 +22,7 @@ from reports.judge import judge_run, known_gates
 from reports.redact import Redactor
 from reports.render import json
 from reports.render.files import write_all
-from reports.results_releases import column_of, newer, releases
+from reports.results_releases import column_of, release_order, releases
 from reports.results_tables import (
     SOURCE,
     VERDICTS,
@@ -96,7 +96,7 @@ def brief(runs: Sequence[Published]) -> str:
     for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
         if not found:
             continue
-        in_order = sorted(found, key=lambda p: (newer(column_of(p)[0]), newer(column_of(p)[1]), p.board.run.wall_s))
+        in_order = sorted(found, key=lambda p: (release_order(column_of(p)), p.board.run.wall_s))
         newest: dict[str, r.Verdict] = {row.verdict.case_id: row.verdict for p in in_order for row in p.rows}
         counts = Counter(str(v.outcome) for v in newest.values())
         days = sorted({p.day for p in found})

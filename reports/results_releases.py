@@ -20,8 +20,12 @@ def column_of(p: Published) -> Column:
     return found.get("vllm", "?"), found.get("mooncake", "?"), "GPU" if p.on_gpu else "CPU"
 
 
-def newer(release: str) -> Version:
+def release_order(column: Column) -> tuple[Version, Version, str]:
     """Orders releases as packages do: ``0.3.13.post1`` after ``0.3.13``, ``0.26.0rc1`` before ``0.26.0``; what is none, first."""
+    return _version(column[0]), _version(column[1]), column[2]
+
+
+def _version(release: str) -> Version:
     try:
         return Version(release)
     except InvalidVersion:
@@ -43,7 +47,7 @@ def by_release(runs: Sequence[Published]) -> dict[Column, dict[str, r.Verdict]]:
             if v.outcome in DECIDED or v.case_id not in verdicts or verdicts[v.case_id].outcome not in DECIDED:
                 verdicts[v.case_id] = v
     kept = {key: verdicts for key, verdicts in found.items() if verdicts}
-    return {key: kept[key] for key in sorted(kept, key=lambda key: (newer(key[0]), newer(key[1]), key[2]))}
+    return {key: kept[key] for key in sorted(kept, key=release_order)}
 
 
 def releases(runs: Sequence[Published]) -> list[str]:

@@ -6,6 +6,7 @@ no I/O, no clock, no stack, so that every verdict can be given again from eviden
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 ENGINE_DIED = "engine.died"
 """Name of the fact (``{engine, words, log_tail}``) of a case whose stack came up and lost an engine at its first requests."""
+
+UNITS_OF_TARGET = re.compile(r"[:|]")
+"""Separates the units in the target of a fault: ``data:owner0`` (a link and its end), ``e0|e1`` (two that were parted)."""
 
 UNRECORDED = False
 """``core`` of a case that belongs in the core and that the tested releases fail: the case gets ``core=True`` when three runs of
@@ -131,8 +135,8 @@ def _died(gate: Gate, history: History) -> dict[str, Any] | None:
     if died is None or gate.judges_deaths:
         return None
     value: dict[str, Any] = died.value
-    hurt = value.get("in_case") and any(value["engine"] in fault.target for fault in history.faults("inject"))
-    return None if hurt else value
+    hurt = {unit for fault in history.faults("inject") for unit in UNITS_OF_TARGET.split(fault.target)}
+    return None if value.get("in_case") and value["engine"] in hurt else value
 
 
 def safe_judge(gate: Gate, history: History) -> r.Verdict:

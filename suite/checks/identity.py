@@ -117,7 +117,7 @@ class ColdArms(Protocol):
     """Makes the cold arm of a pair (``suite.gates.oracle``)."""
 
     def __call__(self, own: answers.Floor, *, same_shape: bool, apart_nat: float | None) -> ColdArm:
-        """own: noise of the reader's own cold answers. same_shape: both answers were computed in chunks of equal length, so
+        """own: noise of cold answers to one prompt. same_shape: both answers were computed in chunks of equal length, so
         that its own noise is all there is. apart_nat: how far saver and reader are apart by themselves, where that is a
         difference at all: hidden reuse moves the answer by about as much."""
         ...
@@ -150,23 +150,21 @@ def judge_pair(
     one prompt answers that are up to 0.09 nat apart, and equal ones in between.
     """
     native_floor = answers.native_floor([(pair.native[0], o) for o in pair.native[1:]])
-    cold_floor = answers.cold_floor([(pair.cold[0], o) for o in pair.cold[1:]])
-    if not native_floor.pairs or not cold_floor.pairs:
-        why = native_floor.first_problem or cold_floor.first_problem or "one answer of a kind"
+    if not native_floor.pairs or not cold_noise.pairs:
+        why = native_floor.first_problem or cold_noise.first_problem or "one answer of a kind"
         return PairJudgement(too_few(f"{pair.tag}: the reader's own noise is not known: {why}"), [], {})
     native_floor = native_floor.merged(native_noise)
     apart = compare(pair.saver_native, pair.native[0])
-    own_noise = cold_floor.merged(cold_noise)
     differs = rule.changes_answers and not apart.problem
-    blind: list[r.Finding] = []
+    open_: list[r.Finding] = []
     if _has_native_shape(pair):
         reference, limit = pair.native[0], native_floor
         wrong = bool(answers.judge_external_vs_native([(pair.foreign, reference)], limit))
     else:
-        arm = cold_arm(own_noise, same_shape=not pair.reuse.any, apart_nat=apart.max_nat if differs else None)
+        arm = cold_arm(cold_noise, same_shape=not pair.reuse.any, apart_nat=apart.max_nat if differs else None)
         reference, limit = pair.cold[0], arm.limit
         wrong, of_arm = arm.judge(pair.foreign, reference)
-        blind = [] if wrong else of_arm
+        open_ = [] if wrong else of_arm
     got = compare(pair.foreign, reference)
     numbers: dict[str, object] = {
         "prompt_tokens": len(pair.foreign.prompt_token_ids),
@@ -175,7 +173,7 @@ def judge_pair(
         "answer_differs_nat": got.max_nat,
         "limit_nat": limit.max_nat,
         "native_floor_nat": native_floor.max_nat,
-        "own_cold_floor_nat": own_noise.max_nat,
+        "own_cold_floor_nat": cold_noise.max_nat,
         "saver_and_reader_differ_nat": apart.max_nat,
     }
     evidence = {
@@ -188,8 +186,9 @@ def judge_pair(
         **numbers,
         **got.evidence(),
     }
-    own = _own(pair, native_floor, cold_arm(own_noise, same_shape=False, apart_nat=None))
-    findings = [*blind, *(f for f in own if not blind or f.code is not r.FindingCode.ORACLE_BLIND)]  # said once a pair
+    findings = _own(pair, native_floor, cold_arm(cold_noise, same_shape=False, apart_nat=None))
+    said = {f.code for f in findings}
+    findings = [*(f for f in open_ if f.code not in said), *findings]  # blindness is said once a pair
     notes: list[str] = []
     if apart.problem or got.problem:
         found = too_few(f"{pair.tag}: answers cannot be compared: {apart.problem or got.problem}")
@@ -212,10 +211,10 @@ def judge_pair(
                 f"{pair.tag}: {pair.reuse} were reused across, and rightly: both compute the same"
                 f" (their own answers differ by {apart.max_nat:.3g} nat)"
             )
-    elif not blind and got.max_nat > max(native_floor.max_nat, cold_floor.max_nat):
+    elif not open_ and got.max_nat > cold_noise.max_nat:
         notes.append(
             f"{pair.tag}: nothing was reused, and {pair.reader_name}'s answer is {got.max_nat:.3g} nat from its own cold one,"
-            f" where its own two are {cold_floor.max_nat:.3g} apart: its kernels do not repeat themselves"
+            f" where such answers are up to {cold_noise.max_nat:.3g} apart: its kernels do not repeat themselves"
             f" (limit {limit.max_nat:.3g})"
         )
     return PairJudgement(findings, notes, numbers)

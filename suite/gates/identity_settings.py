@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,9 +59,9 @@ def _other_tokenizer(stack: Stack) -> dict[str, Any]:
 
 
 def _other_environment(stack: Stack) -> dict[str, Any]:
-    from fixtures.capabilities import SECOND_PYTHON
+    from fixtures.capabilities import second_python
 
-    return {"python": os.environ[SECOND_PYTHON]}
+    return {"python": second_python()}
 
 
 def _args(*args: str, **more: Any) -> Callable[[Stack], dict[str, Any]]:

@@ -49,6 +49,11 @@ def _limited(floor: answers.Floor, limit_nat: float) -> answers.Floor:
     return replace(floor, kind="cold", max_nat=limit_nat)
 
 
+def _halfway(noise_nat: float, damages_nat: Sequence[float]) -> float:
+    """Between the largest noise and the least damage, on a logarithmic scale."""
+    return math.sqrt(noise_nat * min(damages_nat))
+
+
 class Oracle:
     """Floors and sensitivity measured on the case's stack."""
 
@@ -155,13 +160,12 @@ class Oracle:
         noise_nat = max(noise.max_nat, QUIET_NAT)
         damages = [*self._damages(), *([] if apart_nat is None else [apart_nat])]
         if damages and min(damages) >= SEPARATION * noise_nat:
-            return ColdArm(_limited(noise, math.sqrt(noise_nat * min(damages))))
-        text = (
-            "no planted block was read"
-            if not damages
-            else f"reuse of foreign blocks moves it by {min(damages):.3g} nat or more"
+            return ColdArm(_limited(noise, _halfway(noise_nat, damages)))
+        damage = f"{min(damages):.3g} nat" if damages else "an unknown amount"
+        message = (
+            f"cold answers to one prompt are up to {noise_nat:.3g} nat apart, and reuse of foreign blocks moves one by {damage}:"
+            " one is not to be told from the other"
         )
-        message = f"cold answers of the reader are up to {noise_nat:.3g} nat apart, and {text}: one is not to be told from the other"
         blind = finding(r.FindingCode.ORACLE_BLIND, message, noise_nat=noise_nat, damages_nat=damages)
         return ColdArm(_limited(noise, max([*damages, SEPARATION * noise_nat])), (blind,))
 
@@ -177,7 +181,7 @@ class Oracle:
         """
         damages = self._damages()
         noise = max(floor.max_nat, QUIET_NAT)
-        return _limited(floor, math.sqrt(noise * min(damages)) if damages and min(damages) > noise else floor.max_nat)
+        return _limited(floor, _halfway(noise, damages) if damages and min(damages) > noise else floor.max_nat)
 
     def check(self, planted: bool = True) -> list[r.Finding]:
         """The oracle can see a planted wrong block at every position, beyond the limits that verdicts rest on.

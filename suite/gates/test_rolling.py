@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -141,7 +140,7 @@ def _restart(stack: Stack, name: str, traffic: Any, *, upgrade: bool = False) ->
     Stop(name).inject(stack)
     if stack.handle(name).alive():  # it did not stop by itself, which the record says; the roll goes on
         stack.runtime.stop(stack.handle(name), 0.0)
-    python = os.environ[capabilities.SECOND_PYTHON] if upgrade else ""
+    python = capabilities.second_python() if upgrade else ""
     revive(stack, name, python=python)
     if upgrade:
         runs = next((list(p.cmdline[:1]) for p in stack.handle(name).processes()), [])

