@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,9 @@ class Made:
     own_failed_loads: int = 0
     second_native_top: Top | None = None
     second_cold_top: Top | None = None
+    """Of the first pair."""
+    cold_samples: Mapping[str, int] = field(default_factory=dict)
+    """Tag of a pair -> cold requests, where they are not two."""
     cold_external: int = 0
     reader_keys: Sequence[str] = ("tiny@tp_rank:0@group:0@bb",)
     saver_keys: Sequence[str] = ("tiny@tp_rank:0@group:0@aa",)
@@ -111,7 +114,7 @@ class Made:
         rows: list[tuple[str, str, Top, int, int]] = [
             # role, engine, answer, local tokens, external tokens
             ("cold", "variant", self.reader_top, 0, self.cold_external),
-            ("cold", "variant", self.second_cold_top or self.reader_top, 0, 0),
+            ("cold", "variant", (tag == self.tags[0] and self.second_cold_top) or self.reader_top, 0, 0),
             ("native", "variant", self.reader_top, REUSABLE, 0),
             ("native", "variant", self.second_native_top or self.reader_top, REUSABLE, 0),
             ("save", "e0", self.saver_top, 0, 0),
@@ -122,6 +125,7 @@ class Made:
         ]
         if self.equal_control is not None:
             rows.insert(8, ("control", "e1", self.saver_top, 0, self.equal_control))
+        del rows[self.cold_samples.get(tag, 2) : 2]
         out: list[r.Record] = []
         for role, engine, top, local, external in rows:
             if role != self.drop:

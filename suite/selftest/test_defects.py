@@ -13,7 +13,7 @@ from fixtures.spec import load_spec
 from reports import records as r
 from reports.history import History
 from reports.render import heatmap
-from suite.contract import Case, safe_judge
+from suite.contract import ENGINE_DIED, Case, safe_judge
 from suite.defects import false_alarms, planted
 from suite.defects.catalogue import CATALOGUE, LYING_CONNECTOR, Defect
 from suite.defects.client_gate import ClientOnTime
@@ -122,6 +122,7 @@ def judged(
     told: dict[str, Any] | None = None,
     defect: Defect = LYING_CONNECTOR[0],
     error: str = "",
+    died: bool = False,
 ) -> r.Verdict:
     gate = planted.LyingConnectorGate(defect)
     case = next(
@@ -135,6 +136,9 @@ def judged(
     ]
     if told != {}:
         records.append(r.Fact(name=planted.TOLD, t_s=0.0, value=told or default))
+    if died:
+        value = {"engine": "e0", "words": "RuntimeError: planted", "log_tail": [], "exit_code": 1, "in_case": True}
+        records.append(r.Fact(name=ENGINE_DIED, t_s=0.5, value=value))
     records.append(r.CaseFinished(case_id=case.id, t_s=1.0, error=error))
     return safe_judge(gate, History(records).for_case(case.id))
 
@@ -173,6 +177,13 @@ def test_a_lie_at_rate_zero_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_collection_that_broke_is_no_catch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(monkeypatch, "FAIL", "wrong-answer", error="Boom: no").outcome == "HARNESS_ERROR"
+
+
+def test_an_engine_that_a_defect_ended_is_what_the_defect_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught = judged(monkeypatch, "FAIL", "wrong-answer", died=True)
+    assert caught.outcome is r.Outcome.PASS, caught.findings
+    quiet = judged(monkeypatch, "PASS", "", rate=0.0, died=True)  # the control's engine may not end
+    assert (quiet.outcome, quiet.finding) == (r.Outcome.FAIL, "false-alarm")
 
 
 # The heat map ---------------------------------------------------------------------------------------------------------

@@ -117,6 +117,16 @@ def test_flags_are_changed_in_the_form_that_they_have() -> None:
         "--new=1",
     )
     assert changed_argv(argv, {}) == argv
+    assert changed_argv(argv, {}, "/second/python") == ("/second/python", *argv[1:])
+
+
+def test_a_unit_comes_back_by_the_program_that_it_is_given(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program under another path: a second release takes an environment of its own."""
+    other = stack.directory / "other-release"
+    other.symlink_to(stack.handle("master").launch.argv[0])
+    Kill("master").inject(stack)
+    assert revive(stack, "master", python=str(other)).result == "ready"
+    assert stack.handle("master").processes()[0].cmdline[0] == str(other)
 
 
 class Harmless(Fault):

@@ -200,5 +200,14 @@ def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: 
             assert healed is not None
             assert healed.landed  # its own objects are gone
             again = put(client, "more")
+            with monkeypatch.context() as patched:  # a disk that keeps its files
+                patched.setattr(disk, "_empty", lambda folder: None)
+                kept = LoseTier("owner0", again)
+                proof = kept.inject(tiered)
+                assert proof is not None
+                assert not proof.landed
+                assert proof.proof["on_disk_alone"] > 0
+                assert kept.heal(tiered)
+            again = put(client, "even-more")
             monkeypatch.setattr(disk, "TURNOVER", 0.0)  # nothing is evicted: then what is lost was in memory as well
             assert not LoseTier("owner0", again).inject(tiered).landed

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from fixtures import identity_variants
 from reports import records as r
 from suite.checks.identity import told_apart_by
 from suite.contract import safe_judge
+from suite.gates import identity_arms
 from suite.gates.oracle import Oracle
 from suite.gates.test_identity import ADAPTER, OTHER_ENGINE, SALT
 from suite.selftest import identity_samples
@@ -111,6 +115,12 @@ def test_noise_of_one_pair_is_noise_of_the_other_pairs_readers_too() -> None:
     assert judged(made).numbers["pairs"]["backward"]["own_cold_floor_nat"] == pytest.approx(0.3)
 
 
+def test_noise_of_other_pairs_does_not_stand_in_for_a_pairs_own_second_answer() -> None:
+    made = Made(tags=("forward", "backward"), params={"pairs": ["forward", "backward"]}, cold_samples={"backward": 1})
+    verdict = judged(made)
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, CODE.NO_CONTROL), verdict.findings
+
+
 def test_an_answer_that_is_exactly_the_savers_is_not_noise() -> None:
     """Reuse that no source admits, between two that differ by little: what they are apart is the damage to look for."""
     near = judged(Made(saver_top=off(0.15), foreign_top=off(0.15)))
@@ -147,6 +157,41 @@ def test_noise_below_a_small_damage_is_no_wrong_answer(monkeypatch: pytest.Monke
     """The least damage ever measured was 0.28 nat; 0.3 here, with noise as on a GPU."""
     monkeypatch.setattr(Oracle, "_damages", lambda self: [0.3])
     assert judged(Made(second_cold_top=off(0.07), foreign_top=off(-0.0876))).outcome is not r.Outcome.FAIL
+
+
+def test_cold_answers_are_asked_for_under_salts_of_their_own_and_often_enough_to_show_noise() -> None:
+    asked: list[tuple[str, str]] = []
+    stack = SimpleNamespace(
+        phase=lambda *_: contextlib.nullcontext(),
+        save=lambda engine, prompt, role, **fields: asked.append((role, fields["cache_salt"])),
+        ask_measured=lambda engine, prompt, role, **fields: asked.append((role, fields["cache_salt"])),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(identity_arms, "settle_saves", lambda stack: None)
+        salts = identity_arms._ask_references(
+            cast(Any, stack), "c", "t", identity_arms.Party("e1", "x"), cast(Any, None)
+        )
+    cold = [salt for role, salt in asked if role == "cold/t"]
+    assert cold == salts
+    assert len(set(cold)) == len(cold) == identity_arms.COLD_SAMPLES
+    pairs = len(cold) * (len(cold) - 1) // 2
+    assert pairs >= 6  # two equal answers came in every second pair on a GPU
+    assert [salt for role, salt in asked if role == "native/t"] == [salts[0]] * 2
+
+
+def test_a_stopped_variants_last_words_are_passed_over() -> None:
+    done: list[str] = []
+    handle = object()
+    stack = SimpleNamespace(
+        handle=lambda name: handle,
+        skip_log=lambda unit, of: done.append(f"skip {unit} {of is handle}"),
+        fact=lambda name, value: None,
+        store=None,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(identity_variants, "stop_extra_engine", lambda *_: done.append("stop") or [])
+        identity_variants._stop(cast(Any, stack), set())
+    assert done == ["stop", "skip variant True"]
 
 
 def test_computed_answers_may_part_within_noise_and_read_ones_may_not() -> None:

@@ -164,7 +164,7 @@ def released(name: str, wall_s: float, vllm: str, mooncake: str, *verdicts: r.Ve
 
 def test_releases_stand_side_by_side_with_what_came_out_otherwise() -> None:
     newest_first = [
-        released("a", 1.0, "0.10.0", "0.3.13.post1", verdict("P.x.1"), verdict("P.x.2"), verdict("P.x.3")),
+        released("a", 1.0, "0.10.0", "0.3.13.post1", verdict("P.x.1"), verdict("P.x.2"), verdict("P.x.3"), verdict("P.x.4", "UNTESTABLE")),
         released("b", 2.0, "0.9.1", "0.3.13.post1", verdict("P.x.1", "FAIL"), verdict("P.x.2"), verdict("B.ttft.t1", "FAIL")),
         released("c", 3.0, "0.9.1", "0.3.13.post1", verdict("P.x.1", "INCONCLUSIVE"), verdict("P.x.4", "FAIL")),
     ]  # fmt: skip
