@@ -188,8 +188,13 @@ def test_a_stopped_variants_last_words_are_passed_over() -> None:
         fact=lambda name, value: None,
         store=None,
     )
+
+    def stop(*_: object) -> list[str]:
+        done.append("stop")
+        return []
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(identity_variants, "stop_extra_engine", lambda *_: done.append("stop") or [])
+        patched.setattr(identity_variants, "stop_extra_engine", stop)
         identity_variants._stop(cast(Any, stack), set())
     assert done == ["stop", "skip variant True"]
 
