@@ -192,7 +192,7 @@ def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: 
             fault = LoseTier("owner0", keys)
             record = fault.inject(tiered)
             assert record.landed, record.proof
-            assert record.proof["on_disk_alone"] > 0
+            assert record.proof["on_disk_alone"] == len(keys)
             assert record.proof["files_before"] >= len(keys)
             assert set(keys) <= tiered.keys()  # the master does not know yet
             assert None in client.step({"op": "digest", "keys": keys}, 30.0).values()
@@ -206,7 +206,7 @@ def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: 
                 proof = kept.inject(tiered)
                 assert proof is not None
                 assert not proof.landed
-                assert proof.proof["on_disk_alone"] > 0
+                assert proof.proof["on_disk_alone"] == len(again)
                 assert kept.heal(tiered)
             again = put(client, "even-more")
             monkeypatch.setattr(disk, "TURNOVER", 0.0)  # nothing is evicted: then what is lost was in memory as well
