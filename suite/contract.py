@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 ENGINE_DIED = "engine.died"
 """Name of the fact (``{engine, words, log_tail}``) of a case whose stack came up and lost an engine at its first requests."""
 
+HOST_PAUSED = "host.paused"
+"""Name of the fact (list of ``{from_s, stall_s}``) of a case that the host's standing still may have touched (``fixtures.host_watch``)."""
+
+TOUCHED_BY_A_PAUSE = frozenset(
+    {
+        r.FindingCode.FAILED_REQUEST,
+        r.FindingCode.HANG,
+        r.FindingCode.STUCK_BEHIND_HEALTH,
+        r.FindingCode.SLOW_DEGRADE,
+        r.FindingCode.SLOWER_THAN_RECOMPUTE,
+        r.FindingCode.NEVER_READY,
+        r.FindingCode.HITS_NOT_BACK,
+        r.FindingCode.UNCLEAN_STOP,
+        r.FindingCode.SAVE_NOT_VISIBLE,
+        r.FindingCode.ZERO_HITS,
+        r.FindingCode.FEWER_HITS,
+        r.FindingCode.UNEXPLAINED_LOG,
+    }
+)
+"""What a host that stood still can cause by itself: time limits that end, peers given up, their blocks dropped, and lines about it."""
+
 UNITS_OF_TARGET = re.compile(r"[:|]")
 """Separates the units in the target of a fault: ``data:owner0`` (a link and its end), ``e0|e1`` (two that were parted)."""
 
@@ -139,6 +160,33 @@ def _died(gate: Gate, history: History) -> dict[str, Any] | None:
     return None if value.get("in_case") and value["engine"] in hurt else value
 
 
+def _paused(gate: Gate, history: History, verdict: r.Verdict) -> r.Verdict:
+    """INCONCLUSIVE in place of a FAIL that the host may have caused by standing still; what was found is in its notes."""
+    fact = history.fact(HOST_PAUSED)
+    if (
+        fact is None
+        or verdict.outcome is not r.Outcome.FAIL
+        or not {f.code for f in verdict.findings} <= TOUCHED_BY_A_PAUSE
+    ):
+        return verdict
+    longest = max(float(pause["stall_s"]) for pause in fact.value)
+    finding = r.Finding(
+        code=r.FindingCode.NO_CONTROL,
+        message=f"the host stood still for {longest:g} s in this case or within a minute before: no process ran, and what timed out is nobody's fault",
+        evidence={"pauses": fact.value[:10]},
+    )
+    return gate.verdict(
+        history,
+        r.Outcome.INCONCLUSIVE,
+        findings=(finding,),
+        got=finding.message,
+        wanted=verdict.wanted,
+        numbers=verdict.numbers,
+        notes=(*verdict.notes, *(f"not counted: {f.code}: {f.message}" for f in verdict.findings)),
+        next_command=f"pytest -m gates -k '{history.case.case_id}'",
+    )
+
+
 def safe_judge(gate: Gate, history: History) -> r.Verdict:
     """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
 
@@ -169,6 +217,7 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
         verdict = gate.judge(history)
         if died is not None and verdict.outcome in (r.Outcome.PASS, r.Outcome.INCONCLUSIVE):
             return _dead_engine(gate, history, died)
+        verdict = _paused(gate, history, verdict)
     except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
         text = traceback.format_exc()
         last = text.strip().splitlines()[-1]

@@ -6,11 +6,11 @@ second, no other process of the host can be blamed for being slow.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fixtures.host_watch import HostWatch
 from reports import records as r
 from reports.history import History
 
@@ -36,30 +36,15 @@ class StallWatch:
         self, stack: Stack, clock: Callable[[], float] = time.monotonic, wait: Callable[[float], bool] | None = None
     ) -> None:
         self._stack = stack
-        self._clock = clock
-        self._stop = threading.Event()
-        self._wait = wait or self._stop.wait
-        self.stalls: list[dict[str, float]] = []
-        self._thread = threading.Thread(target=self._run, name="kvgates-stalls", daemon=True)
+        self._watch = HostWatch(clock, wait, wake_s=WAKE_S, longer_than_s=STALL_S)
 
     def __enter__(self) -> StallWatch:
-        self._thread.start()
+        self._watch.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._stack.fact(FACT, self.stalls)
-
-    def _run(self) -> None:
-        before_s = self._clock()
-        stopping = False
-        while not stopping:
-            stopping = self._wait(WAKE_S)
-            now_s = self._clock()
-            if now_s - before_s > WAKE_S + STALL_S and len(self.stalls) < KEPT:
-                self.stalls.append({"from_s": before_s, "stall_s": round(now_s - before_s, 2)})
-            before_s = now_s
+        self._watch.stop()
+        self._stack.fact(FACT, self._watch.pauses[:KEPT])
 
 
 def stalls_of(history: History) -> list[dict[str, Any]] | None:

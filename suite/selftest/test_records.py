@@ -7,7 +7,7 @@ import pytest
 
 from reports import records as r
 from reports.evidence import EvidenceError, EvidenceWriter, load_run
-from suite.contract import Gate, outcome_of, safe_judge
+from suite.contract import HOST_PAUSED, Gate, outcome_of, safe_judge
 
 pytestmark = pytest.mark.selftest
 
@@ -157,6 +157,36 @@ def test_a_pass_with_findings_is_refused(tmp_path: Path) -> None:
 def test_a_case_cut_short_is_never_judged_as_if_whole(tmp_path: Path, finished: bool, error: str, code: str) -> None:
     verdict = safe_judge(Told(), view_of(tmp_path, finished=finished, error=error))
     assert (verdict.outcome, verdict.finding) == (r.Outcome.HARNESS_ERROR, code)
+
+
+@pytest.mark.parametrize(
+    ("codes", "paused", "outcome"),
+    [
+        (["unexplained-log"], True, r.Outcome.INCONCLUSIVE),
+        (["unexplained-log", "hang"], True, r.Outcome.INCONCLUSIVE),
+        (["unexplained-log"], False, r.Outcome.FAIL),
+        (["unexplained-log", "wrong-answer"], True, r.Outcome.FAIL),
+        (["engine-died"], True, r.Outcome.FAIL),
+        ([], True, r.Outcome.PASS),
+        (["fault-did-not-land"], True, r.Outcome.HARNESS_ERROR),
+    ],
+)
+def test_a_host_that_stood_still_is_not_the_stacks_failure(
+    tmp_path: Path, codes: list[str], paused: bool, outcome: r.Outcome
+) -> None:
+    gate = Told()
+    gate.findings = tuple(r.Finding(code=r.FindingCode(code), message=f"seen: {code}") for code in codes)
+    gate.outcome = outcome_of(gate.findings)
+    writer = opened(tmp_path)
+    writer.write(case("X.gate.a"))
+    if paused:
+        writer.write(r.Fact(name=HOST_PAUSED, t_s=0.5, value=[{"from_s": 0.1, "stall_s": 43.0}]))
+    writer.write(r.CaseFinished(case_id="X.gate.a", t_s=1.0))
+    verdict = safe_judge(gate, writer.history().for_case("X.gate.a"))
+    assert verdict.outcome is outcome
+    if outcome is r.Outcome.INCONCLUSIVE:
+        assert "43 s" in verdict.got
+        assert verdict.notes == tuple(f"not counted: {code}: seen: {code}" for code in codes)
 
 
 @pytest.mark.parametrize(
