@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, faults, liveness, recovery
-from suite.checks.base import finding, run
+from suite.checks import faults
+from suite.checks.base import run
 from suite.contract import Case, Gate, outcome_of
-from suite.gates import gate_cases
-from suite.gates.arms import REFERENCE
+from suite.gates import gate_cases, rolling
 from suite.gates.degrade_cells import MASTER, Cell
 from suite.gates.judging import explanation, ordered
-from suite.gates.judging_degrade_cells import twins, unexplained_logs, waited, within_budget
-from suite.gates.oracle import Oracle
-from suite.gates.stalls import StallWatch, stalled, stalls_of
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
 
-BASELINE_S = 6.0
-"""Traffic before the first stop: a dozen requests, whose median is the baseline of the budget."""
-
-DRAIN_BOUND_S = 20.0
-"""An engine that gets no new request is idle within a request's own time (0.1 s); the bound is the request's deadline."""
+PHASE = "rolling"
 
 
 class RollingRestart(Gate):
@@ -62,45 +53,22 @@ class RollingRestart(Gate):
 
     def collect(self, stack: Stack, case: Case) -> None:
         from suite.gates.degrade_collect import CellCollector
-        from suite.gates.degrade_traffic import Traffic
 
         collector = CellCollector(stack, case.id, Cell(MASTER, "freeze", topology=case.params["topology"]))
         collector.prepare()
-        deadline_s = collector.plan.deadline_s
-        with (
-            StallWatch(stack),
-            Traffic(stack, case.id, collector.prompts, stack.names, "baseline", deadline_s) as traffic,
-        ):
-            begin_s = time.monotonic()
-            stack.wait(
-                "the traffic's baseline",
-                lambda: time.monotonic() >= begin_s + BASELINE_S,
-                bound_s=BASELINE_S + 1,
-                bound_source="suite.gates.test_rolling.BASELINE_S",
-            )
-            traffic.phase = "rolling"
-            with stack.phase(case.id, "restarts"):
-                for name in stack.names:
-                    _restart(stack, name, traffic, upgrade=bool(case.params.get("upgrade")))
-                    collector.wait_shared(name)
-        stack.fact("traffic", {"sent": traffic.sent, "left_out": traffic.left_out})
+        with rolling.under_traffic(collector, PHASE) as traffic, stack.phase(case.id, "restarts"):
+            for name in stack.names:
+                rolling.restart_drained(stack, name, traffic, upgrade=bool(case.params.get("upgrade")))
+                collector.wait_shared(name)
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        oracle = Oracle.of(history)
-        stalls = stalls_of(history) or []
-        sent = [o for o in history.observations(phase="rolling") if o.role == "traffic"]
-        traffic = [o for o in sent if not stalled(o, stalls)]
+        traffic, checks = rolling.traffic_checks(history, PHASE)
         checks = {
-            "stops": lambda: _stops(history),
+            "stops": lambda: rolling.stops(history),
             "upgraded": lambda: _upgraded(history),
-            "pressure": lambda: faults.no_pressure("requests of steady traffic", len(traffic), 20),
-            "oracle": oracle.check,
-            "liveness": lambda: liveness.check_liveness(traffic),
-            "answers": lambda: answers.judge_cold(twins(traffic), oracle.cold_limit_concurrent).findings,
-            "budget": lambda: within_budget(history, traffic),
-            "back": lambda: _back(history),
-            "logs": lambda: unexplained_logs(history),
+            **checks,
+            "back": lambda: rolling.back(history),
         }
         findings = ordered(run(checks))
         starts = {a.unit: round(a.elapsed_s, 1) for a in history.of(r.StartAttempt)}
@@ -118,80 +86,13 @@ class RollingRestart(Gate):
         )
 
 
-def _restart(stack: Stack, name: str, traffic: Any, *, upgrade: bool = False) -> None:
-    """Drain, stop, start again (in the second environment where it is upgraded), and let the traffic come back."""
-    from fixtures import capabilities
-    from fixtures.faults import Stop
-    from fixtures.revive import revive
-
-    traffic.engines = [other for other in stack.names if other != name]
-
-    def idle() -> bool:
-        values = stack.scrape(name, f"drain/{name}").values
-        return values["running"] + values["waiting"] == 0
-
-    stack.wait(
-        f"drained/{name}",
-        idle,
-        bound_s=DRAIN_BOUND_S,
-        bound_source="suite.gates.test_rolling.DRAIN_BOUND_S",
-        poll_s=0.5,
-    )
-    Stop(name).inject(stack)
-    if stack.handle(name).alive():  # it did not stop by itself, which the record says; the roll goes on
-        stack.runtime.stop(stack.handle(name), 0.0)
-    python = capabilities.second_python() if upgrade else ""
-    revive(stack, name, python=python)
-    if upgrade:
-        runs = next((list(p.cmdline[:1]) for p in stack.handle(name).processes()), [])
-        releases = capabilities.probe("second-stack").probe
-        stack.fact("upgraded", {"engine": name, "meant": [python], "runs": runs, "releases": releases})
-    traffic.engines = list(stack.names)
-
-
-def _stops(history: History) -> list[r.Finding]:
-    """Each engine was told to stop and did; one that had to be killed is ``unclean-stop``."""
-    stops = history.faults("inject")
-    engines = _engines(history)
-    missing = faults.no_pressure("engines stopped", len({f.target for f in stops} & set(engines)), len(engines) or 1)
-    if missing:
-        return missing
-    unclean = [f for f in stops if not f.landed]
-    if not unclean:
-        return []
-    return [
-        finding(
-            r.FindingCode.UNCLEAN_STOP,
-            f"{len(unclean)} of {len(stops)} engines had not ended by themselves when their time was over; first: {unclean[0].target}",
-            proof=unclean[0].proof,
-        )
-    ]
-
-
 def _upgraded(history: History) -> list[r.Finding]:
     """Where engines were to be upgraded, each runs in the second environment."""
     if not history.case.params.get("upgrade"):
         return []
     done = {f.value["engine"] for f in history.facts("upgraded") if f.value["runs"] == f.value["meant"]}
-    engines = _engines(history)
+    engines = rolling.engines_of(history)
     return faults.no_pressure("engines upgraded", len(done & set(engines)), len(engines) or 1)
-
-
-def _back(history: History) -> list[r.Finding]:
-    """Each engine became ready again and shared with another in time."""
-    found: list[r.Finding] = []
-    for attempt in history.of(r.StartAttempt):
-        if attempt.result != "ready":
-            found.append(finding(r.FindingCode.NEVER_READY, f"{attempt.unit} is {attempt.result} after its restart"))
-    for name in _engines(history):
-        found += recovery.check_hits_back(waited(history, f"hits-back/{name}"))
-    return found
-
-
-def _engines(history: History) -> list[str]:
-    """Names of the engines under test: all of them have to be restarted."""
-    stack = history.stack
-    return [engine.name for engine in stack.engines if engine.name != REFERENCE] if stack else []
 
 
 ROLLING_RESTART = RollingRestart()
