@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.faults import PEER_LOSS_LOGS
 from reports import records as r
 from reports.history import History
 from suite.checks.logs import BENIGN, PATTERNS, SCANNED, check_logs, classify
@@ -174,6 +175,18 @@ def test_a_fault_explains_only_what_it_names_and_only_afterwards() -> None:
     assert check(kill(landed=False), line()) == ["unexplained-log"]
     assert check(kill(explains=()), line()) == ["unexplained-log"]
     assert check(kill(), line(), line(SICK["traceback"][0])) == ["unexplained-log"]
+
+
+LATE_PUTS = (
+    "E1130 07:02:00.409209 17281 master_service.cpp:4523] Illegal client 17099346934172656338-1307238 to PutEnd key k, was PutStart-ed by 12559871721780774383-17132",
+    "E1130 07:02:00.413337 16027 client_service.cpp:2849] Failed to BatchPutEnd key k: ILLEGAL_CLIENT",
+)
+
+
+def test_a_put_that_ends_too_late_is_explained_by_what_held_it_up_and_by_nothing_else() -> None:
+    for text in LATE_PUTS:
+        assert check(kill(explains=PEER_LOSS_LOGS), line(text)) == []
+        assert check(line(text)) == ["unexplained-log"]
 
 
 def test_lines_are_judged_by_their_text_then_by_their_recorded_category() -> None:
