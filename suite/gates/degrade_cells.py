@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Phase = Literal["idle", "save", "lookup", "load", "busy"]
@@ -60,6 +60,8 @@ class Cell:
     topology: Topology = "standalone"
     policy: Literal["recompute", "upstream"] = "recompute"
     isolate_lookup: bool = True
+    option: Literal["", "load-sync", "lookup-async"] = ""
+    """An option of the connector turned the other way: loads that hold up the step, lookups that do not hold up the scheduler."""
     joiner: bool = False
     """A further engine joins after the fault and must share."""
     second: str = ""
@@ -81,6 +83,7 @@ class Cell:
             "" if self.topology == usual_topology(self.target, self.fault) else self.topology,
             "default-policy" if self.policy == "upstream" else "",
             "" if self.isolate_lookup else "default-lookup",
+            self.option,
             "joiner" if self.joiner else "",
         ]
         return "-".join(part for part in parts if part)
@@ -194,7 +197,35 @@ def full_matrix() -> Iterator[Cell]:
         yield Cell(OWNER, fault, "idle", "after-ttl", joiner=True)
         yield Cell(OWNER, fault, "idle", "after-ttl", topology="rejoin")
     yield Cell(OWNER, "stop", "idle", "after-ttl", topology="rejoin")
+    for situation in SITUATIONS:
+        yield from (cell for cell in settings_of(situation)[1:] if cell.id not in have | VARIANTS_ABOVE)
     yield from pairs()
+
+
+SITUATIONS = (
+    Cell(OWNER, "kill", "idle", "after-ttl"),
+    Cell(OWNER, "freeze", "idle", "after-ttl"),
+    Cell(PEER, "kill", "idle", "after-ttl", topology="embedded"),
+    Cell(KEYS, "delete", "lookup"),
+)
+"""Faults under which settings are compared: blocks that are lost, stuck, lost with a neighbour, and gone between lookup and load."""
+
+VARIANTS_ABOVE = {Cell(OWNER, fault, "idle", "after-ttl", policy="upstream").id for fault in ("kill", "freeze")}
+"""Variants of these situations that the matrix has anyway."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "recompute, isolated": {},
+    "load failures as upstream": {"policy": "upstream"},
+    "lookup channel as upstream": {"isolate_lookup": False},
+    "synchronous load": {"option": "load-sync"},
+    "asynchronous lookup": {"option": "lookup-async"},
+}
+"""What differs from the plainest cell -> changes of it. Upstream loads asynchronously and looks up synchronously (vLLM 0.32.0)."""
+
+
+def settings_of(situation: Cell) -> list[Cell]:
+    """One cell for each of ``SETTINGS``, in their order."""
+    return [replace(situation, **changes) for changes in SETTINGS.values()]
 
 
 PAIRED = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fixtures import faults
 from fixtures.errors import HarnessError
@@ -81,6 +81,10 @@ REMOVE_BOUND_S = 10.0
 """For some hundred removals; over loopback they take well under a second."""
 
 
+OPTIONS: dict[str, dict[str, Any]] = {"load-sync": {"load_async": False}, "lookup-async": {"lookup_async": True}}
+"""Option of a cell -> the connector's extra configuration (vLLM 0.32.0)."""
+
+
 def make_faults(stack: Stack, plan: Plan) -> list[Fault]:
     """The faults of a cell in the order in which they are injected: one, or two. Raises HarnessError for unknown ones."""
     return [make_fault(stack, plan, target, fault) for target, fault in plan.cell.parts]
@@ -119,6 +123,8 @@ def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
         spec = spec.with_all_engines(load_failure_policy=cell.policy)
     if not cell.isolate_lookup:
         spec = spec.with_all_engines(isolate_lookup=False, isolate_tmp=False)
+    if cell.option:
+        spec = spec.with_all_engines(kv_extra=OPTIONS[cell.option])
     return spec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from fixtures.spec import load_spec
 from reports import records as r
 from suite.contract import safe_judge
 from suite.gates import degrade_cells as cells
+from suite.gates import degrade_settings
 from suite.gates.degrade_cells import Cell
 from suite.gates.degrade_faults import stack_of
 from suite.gates.stalls import StallWatch
@@ -105,6 +107,37 @@ def test_every_cells_stack_has_what_its_faults_need() -> None:
             assert store.owners or target not in (cells.OWNER, cells.DATA), cell.id
             assert store.ssd_bytes or target != cells.DISK, cell.id
             assert store.masters > 1 or target not in (cells.LEADER, cells.ETCD), cell.id
+
+
+def test_settings_are_compared_under_cells_of_the_matrix_and_each_changes_the_stack() -> None:
+    base = load_spec("cpu")
+    have = {cell.id for cell in cells.cells()}
+    for situation in cells.SITUATIONS:
+        compared = cells.settings_of(situation)
+        assert compared[0] == situation
+        assert {cell.id for cell in compared} <= have
+        assert len({stack_of(base, cell).key() for cell in compared}) == len(cells.SETTINGS)
+
+
+def test_the_table_of_settings_tells_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    owner, default = (cell.id for cell in cells.settings_of(cells.SITUATIONS[0])[:2])
+    given = {
+        owner: r.Verdict(case_id=owner, gate="D.owner", outcome=r.Outcome.PASS, claim=""),
+        default: r.Verdict(
+            case_id=default,
+            gate="D.owner",
+            outcome=r.Outcome.FAIL,
+            claim="",
+            findings=(r.Finding(code=r.FindingCode.FAILED_REQUEST, message="m"),),
+        ),
+    }
+    head, _, first, second, *rest = degrade_settings.table(given).splitlines()
+    assert head.count("`D.") == len(cells.SITUATIONS)
+    assert first == "| recompute, isolated | PASS | NOT RUN | NOT RUN | NOT RUN |"
+    assert second == "| load failures as upstream | FAIL `failed-request` | NOT RUN | NOT RUN | NOT RUN |"
+    assert len(rest) == len(cells.SETTINGS) - 2
+    assert degrade_settings.main([str(tmp_path)]) == 4
+    assert "no history" in capsys.readouterr().err
 
 
 def test_every_core_kill_has_a_freeze_twin_somewhere() -> None:
