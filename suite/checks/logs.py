@@ -36,6 +36,7 @@ def _pattern(category: str, regex: str, why: str) -> Pattern:
 BENIGN: tuple[Pattern, ...] = (
     _pattern("", r"transfer_metadata\.cpp:\d+\] Local segment descriptor not found", "every healthy start of a Mooncake client: it asks before it registers"),
     _pattern("", r"warn=segment_already_exists", "every healthy mount: the master answers a repeated request"),
+    _pattern("", r"etcd_helper\.cpp:\d+\] key=\S*/master_view, error=key not found in etcd", "every healthy start of masters with etcd: who leads is asked before anybody was elected; that nobody leads shows in requests"),
     _pattern("", r"Found ulimit of \d+ and failed to automatically increase", "vLLM at start; names OSError as an example"),
     _pattern("", r"Initializing a V1 LLM engine|non-default args|EngineArgs\(|kv_load_failure_policy\s*[=:']", "prints settings, whose names may hold any word"),
     _pattern("", r"\bRoute: /", "vLLM lists its HTTP routes"),

@@ -19,6 +19,7 @@ I1129 16:26:32.931749 16270 master_admin_service.cpp:301] Master Admin Metrics: 
 W1129 16:27:35.656006 16277 segment.cpp:228] segment_name=127.0.0.1:14088, warn=segment_already_exists
 I1129 16:16:26.642222  9700 master_service.cpp:11036] client_id=2470692625746272378-2765085, action=client_expired
 E1129 16:27:35.644773 16695 transfer_metadata.cpp:1098] Local segment descriptor not found
+E1130 07:07:38.030169 20265 etcd_helper.cpp:75] key=mooncake-store/mooncake_cluster/master_view, error=key not found in etcd
 I1129 16:27:35.644790 16695 tcp_transport.cpp:391] TcpTransport: listen on port 15195
 (APIServer pid=1) WARNING 11-29 16:26:44 [system_utils.py:255] Found ulimit of 20000 and failed to automatically increase with error current limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.
 (APIServer pid=1) WARNING 11-29 16:26:58 [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup.
@@ -177,14 +178,16 @@ def test_a_fault_explains_only_what_it_names_and_only_afterwards() -> None:
     assert check(kill(), line(), line(SICK["traceback"][0])) == ["unexplained-log"]
 
 
-LATE_PUTS = (
+EXPLAINED = (
+    "E1130 07:12:29.330983 21449 etcd_helper.cpp:279] lease_id=1364487518888899888, error=keep alive channel closed",
+    "E1130 07:05:29.433512 18285 tcp_transport_session_impl.h:753] ClientSession::readBody failed. Attempt to read data 0x7fe8 using buffer 0x7fe8. Error: End of file",
     "E1130 07:02:00.409209 17281 master_service.cpp:4523] Illegal client 17099346934172656338-1307238 to PutEnd key k, was PutStart-ed by 12559871721780774383-17132",
     "E1130 07:02:00.413337 16027 client_service.cpp:2849] Failed to BatchPutEnd key k: ILLEGAL_CLIENT",
 )
 
 
-def test_a_put_that_ends_too_late_is_explained_by_what_held_it_up_and_by_nothing_else() -> None:
-    for text in LATE_PUTS:
+def test_what_comes_of_a_lost_peer_is_explained_by_its_loss_and_by_nothing_else() -> None:
+    for text in EXPLAINED:
         assert check(kill(explains=PEER_LOSS_LOGS), line(text)) == []
         assert check(line(text)) == ["unexplained-log"]
 
