@@ -19,12 +19,13 @@ victims that were sent together has its first token, so that the others are bein
 all engines, from before the baseline until the end of the fault.
 """
 
-Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied", "tiered"]
+Topology = Literal["standalone", "rejoin", "embedded", "ha", "proxied", "tiered", "volume"]
 """``standalone``: the pool's memory belongs to an owner process, so that an engine's death loses nothing. ``rejoin``: the same
 on fixed ports, so that a restarted owner has its old name (upstream's default draws a new one). ``embedded``:
 upstream's default, each engine owns a part. ``ha``: three masters with etcd, embedded pool. ``proxied``: standalone, with
 a fault proxy between every client and the master (apart, because a proxy refuses and resets in other ways than a host).
-``tiered``: standalone with an SSD tier behind the memory."""
+``tiered``: standalone with an SSD tier behind the memory. ``volume``: the same on a small file system of its own, which only a
+container has."""
 
 Heal = Literal["none", "before-ttl", "after-ttl"]
 """When the fault is healed (thawed, restored, the dead unit started again): before the master has dropped a silent
@@ -43,7 +44,7 @@ CLAIMS: dict[str, str] = {
     CONTROL: "with the way to the master cut or slow, requests are answered right, with 200, within budget",
     DATA: "with the way to a block's owner cut, requests for it are answered right, with 200, within budget",
     KEYS: "blocks that vanish between lookup and load are recomputed: right, 200, within budget",
-    DISK: "blocks that lay on the SSD tier alone, and are lost with it, are recomputed: right, 200, within budget",
+    DISK: "an SSD tier that is full, or lost with the blocks that lay on it alone, costs reuse and nothing else: right, 200, within budget",
     POOL: "a pool that is full, or evicts as fast as it can, costs reuse and nothing else",
 }
 """Target -> the claim of its gate. Also the list of targets."""
@@ -123,6 +124,8 @@ def usual_topology(target: str, fault: str) -> Topology:
     """The topology that an id of this target and fault means when it names none."""
     if target == CONTROL and fault in PROXIED:
         return "proxied"
+    if target == DISK and fault == "full":
+        return "volume"
     usual: dict[str, Topology] = {PEER: "embedded", LEADER: "ha", ETCD: "ha", DISK: "tiered"}
     return usual.get(target, "standalone")
 
@@ -159,7 +162,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     DATA: ("drop", "reset"),
     KEYS: ("delete",),
     POOL: ("full", "evict"),
-    DISK: ("lose",),
+    DISK: ("lose", "full"),
 }
 
 PHASES: tuple[Phase, ...] = ("idle", "save", "lookup", "load", "busy")

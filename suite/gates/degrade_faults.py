@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fixtures import faults
-from fixtures.errors import HarnessError
+from fixtures.errors import HarnessError, Untestable
 from fixtures.faults import DeleteKeys, EvictionStorm, Fault, FullPool, LoseTier, links
 from fixtures.faults.base import Proof
+from fixtures.faults.docker_disk import FillDisk
 from fixtures.store_session import StoreSession
 from suite.gates.degrade_cells import CONTROL, DATA, DISK, KEYS, POOL, Cell
 
@@ -77,6 +78,9 @@ TIER_BYTES = 4 << 30
 """SSD tier of an owner, as it is named in ``store.ssd_bytes``: all of a case and of its storm, several times. Memory stays as it is: calibration
 has to fit."""
 
+VOLUME_BYTES = 64 << 20
+"""File system of an owner's tier that is to be filled: sixteen of the victims' prompts."""
+
 REMOVE_BOUND_S = 10.0
 """For some hundred removals; over loopback they take well under a second."""
 
@@ -100,6 +104,8 @@ def make_fault(stack: Stack, plan: Plan, target: str, fault: str) -> Fault:
         return DeleteUnderLookup(plan.resources.enter_context(StoreSession(stack)), plan.keys_of_first_beat)
     if target == POOL:
         return POOL_FAULTS[fault]()
+    if target == DISK and fault == "full":
+        return FillDisk("owner0")
     if target == DISK:
         return LoseTier("owner0", plan.all_keys)
     if fault in UNITS:
@@ -119,6 +125,14 @@ def stack_of(base: StackSpec, cell: Cell) -> StackSpec:
         spec = spec.with_store(masters=3)
     elif cell.topology == "tiered":
         spec = spec.with_store(mode="standalone", owners=1, ssd_bytes=TIER_BYTES)
+    elif cell.topology == "volume":
+        if base.runtime != "docker":
+            raise Untestable(
+                "docker-runtime",
+                "no file system that may be filled: a process writes to the host's own",
+                "--runtime docker",
+            )
+        spec = spec.with_store(mode="standalone", owners=1, ssd_bytes=TIER_BYTES, ssd_volume_bytes=VOLUME_BYTES)
     if cell.policy != "recompute":
         spec = spec.with_all_engines(load_failure_policy=cell.policy)
     if not cell.isolate_lookup:

@@ -27,6 +27,7 @@ runs the core; `make gates-full` all of it. Runs write one drawing a cell into `
 | proxied | standalone, with a fault proxy between every client and the master |
 | ha | several masters, one elected through etcd |
 | tiered | standalone with an SSD tier behind the memory |
+| volume | the same, on a small file system of its own (containers alone: `--runtime docker`) |
 """
 
 

@@ -179,6 +179,10 @@ def test_a_fault_explains_only_what_it_names_and_only_afterwards() -> None:
 
 
 EXPLAINED = (
+    "E1130 07:13:16.224263 21410 etcd_helper.cpp:81] key=mooncake-store/mooncake_cluster/master_view, error=context deadline exceeded",
+    "E1130 07:13:16.300000 21410 master_service_supervisor.cpp:310] Master service stopped: 1",
+    "E1130 07:13:17.000000 20626 master_client.cpp:341] Client not available",
+    "(Worker pid=31) WARNING 11-30 07:11:05 [worker.py:930] Detected Mooncake CPU/disk offloading pressure (NO_AVAILABLE_HANDLE); skipping",
     "E1130 07:12:29.330983 21449 etcd_helper.cpp:279] lease_id=1364487518888899888, error=keep alive channel closed",
     "E1130 07:05:29.433512 18285 tcp_transport_session_impl.h:753] ClientSession::readBody failed. Attempt to read data 0x7fe8 using buffer 0x7fe8. Error: End of file",
     "E1130 07:02:00.409209 17281 master_service.cpp:4523] Illegal client 17099346934172656338-1307238 to PutEnd key k, was PutStart-ed by 12559871721780774383-17132",

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from fixtures.errors import Untestable
 from fixtures.spec import load_spec
 from reports import records as r
 from suite.contract import safe_judge
@@ -99,13 +100,15 @@ def test_the_core_says_why_and_the_rest_is_not_core() -> None:
 
 def test_every_cells_stack_has_what_its_faults_need() -> None:
     base = load_spec("cpu")
+    in_containers = base.with_changes(runtime="docker")
     for cell in cells.cells():
-        store = stack_of(base, cell).store
+        store = stack_of(in_containers if cell.topology == "volume" else base, cell).store
         assert store is not None
         for target, name in cell.parts:
             assert store.control_proxy or not (target == cells.CONTROL and name in cells.PROXIED), cell.id
             assert store.owners or target not in (cells.OWNER, cells.DATA), cell.id
             assert store.ssd_bytes or target != cells.DISK, cell.id
+            assert store.ssd_volume_bytes or (target, name) != (cells.DISK, "full"), cell.id
             assert store.masters > 1 or target not in (cells.LEADER, cells.ETCD), cell.id
 
 
@@ -138,6 +141,12 @@ def test_the_table_of_settings_tells_what_was_not_run(tmp_path: Path, capsys: py
     assert len(rest) == len(cells.SETTINGS) - 2
     assert degrade_settings.main([str(tmp_path)]) == 4
     assert "no history" in capsys.readouterr().err
+
+
+def test_no_file_system_of_the_host_is_ever_filled() -> None:
+    cell = next(cell for cell in cells.cells() if (cell.target, cell.fault) == (cells.DISK, "full"))
+    with pytest.raises(Untestable, match="host's own"):
+        stack_of(load_spec("cpu"), cell)
 
 
 def test_every_core_kill_has_a_freeze_twin_somewhere() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import netfilter
 from fixtures.errors import HarnessError, Untestable
-from fixtures.faults import DropLink, Fault, Freeze
+from fixtures.faults import DropLink, Fault, Freeze, docker_disk
 from fixtures.faults import docker as faults
 from fixtures.faults import docker_probes as probes
 from fixtures.faults.connect import connect_result
@@ -173,6 +173,23 @@ def test_a_restarted_container_is_the_same_with_new_processes_and_a_killed_one_i
     assert stack.handle("owner1").exit_code() == -9
     with pytest.raises(HarnessError, match="it is dead already"):
         faults.Pause("owner1").inject(stack)
+
+
+def test_a_full_disk_is_the_containers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: Stack) -> None:
+    with pytest.raises(HarnessError, match="never filled"):
+        docker_disk.FillDisk("owner0").inject(stack)
+    store = 'mode = "standalone"\nowners = 1\nssd_bytes = 67108864\nssd_volume_bytes = 8388608'
+    with store_stack(tmp_path, store, RUNTIME) as tiered:
+        fault = docker_disk.FillDisk("owner0")
+        record = fault.inject(tiered)
+        assert record.landed, record.proof
+        assert 7 << 20 < record.proof["written_bytes"] <= 8 << 20
+        assert not list((tmp_path / "owner0" / "ssd").iterdir())  # nothing of it is on the host's disk
+        assert not fault.inject(tiered).landed  # full already: it would prove nothing
+        assert healed_record(tiered, fault).landed
+        monkeypatch.setattr(docker_disk, "fill", lambda file: 0)
+        assert not docker_disk.FillDisk("owner0").inject(tiered).landed
+        assert tiered.heal_all() == []
 
 
 def test_on_processes_a_docker_fault_is_untestable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
