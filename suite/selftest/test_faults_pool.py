@@ -184,30 +184,36 @@ def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) 
         assert LoseDisk("owner0").inject(tiered).landed
 
 
-def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with store_stack(tmp_path, STORE.replace("ssd_bytes = 0", "ssd_bytes = 268435456")) as tiered:
-        assert tiered.store is not None
-        with StoreSession(tiered) as client:
-            keys = put(client, "tiered")
-            fault = LoseTier("owner0", keys)
-            record = fault.inject(tiered)
-            assert record.landed, record.proof
-            assert record.proof["on_disk_alone"] == len(keys)
-            assert record.proof["files_before"] >= len(keys)
-            assert set(keys) <= tiered.keys()  # the master does not know yet
-            assert None in client.step({"op": "digest", "keys": keys}, 30.0).values()
-            healed = fault.heal(tiered)
-            assert healed is not None
-            assert healed.landed  # its own objects are gone
-            again = put(client, "more")
-            with monkeypatch.context() as patched:  # a disk that keeps its files
-                patched.setattr(disk, "_empty", lambda folder: None)
-                kept = LoseTier("owner0", again)
-                proof = kept.inject(tiered)
-                assert proof is not None
-                assert not proof.landed
-                assert proof.proof["on_disk_alone"] == len(again)
-                assert kept.heal(tiered)
-            again = put(client, "even-more")
-            monkeypatch.setattr(disk, "TURNOVER", 0.0)  # nothing is evicted: then what is lost was in memory as well
-            assert not LoseTier("owner0", again).inject(tiered).landed
+TIERED = STORE.replace("ssd_bytes = 0", "ssd_bytes = 268435456")
+
+
+def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path) -> None:
+    with store_stack(tmp_path, TIERED) as tiered, StoreSession(tiered) as client:
+        keys = put(client, "tiered")
+        fault = LoseTier("owner0", keys)
+        record = fault.inject(tiered)
+        assert record.landed, record.proof
+        assert record.proof["on_disk_alone"] == len(keys)
+        assert record.proof["files_before"] >= len(keys)
+        assert set(keys) <= tiered.keys()  # the master does not know yet
+        assert None in client.step({"op": "digest", "keys": keys}, 30.0).values()
+        healed = fault.heal(tiered)
+        assert healed is not None
+        assert healed.landed  # its own objects are gone
+
+
+def test_a_tier_that_keeps_its_files_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_empty", lambda folder: None)
+    with store_stack(tmp_path, TIERED) as tiered, StoreSession(tiered) as client:
+        keys = put(client, "tiered")
+        kept = LoseTier("owner0", keys)
+        record = kept.inject(tiered)
+        assert not record.landed
+        assert record.proof["on_disk_alone"] == len(keys)
+        assert kept.heal(tiered)
+
+
+def test_what_is_in_memory_as_well_is_not_lost_with_its_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "TURNOVER", 0.0)  # nothing is evicted
+    with store_stack(tmp_path, TIERED) as tiered, StoreSession(tiered) as client:
+        assert not LoseTier("owner0", put(client, "tiered")).inject(tiered).landed
