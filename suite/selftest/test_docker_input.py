@@ -30,7 +30,8 @@ from fixtures.runtimes.docker_audit import Rights, right_complaints, socket_comp
 from fixtures.runtimes.docker_client import architecture, connect
 from fixtures.runtimes.docker_image import MARK, StackImage, find_image
 from fixtures.runtimes.docker_launch import ROOT_HOME, memory_file_systems, mounts, plan_container
-from fixtures.spec import load_spec
+from fixtures.spec import load_spec, parse_spec
+from fixtures.stores import plan_owner
 from reports.records import SocketSnapshot
 from tools.image import base, build, cli, wheelhouse
 
@@ -208,6 +209,14 @@ def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> Non
     }
     inside = planned(ROOT_HOME / "clone", "mooncake_master")
     assert memory_file_systems(inside, (7, 8)) == {str(ROOT_HOME): "uid=7,gid=8"}
+
+
+def test_a_tier_that_may_fill_up_is_a_small_file_system_of_the_container(tmp_path: Path) -> None:
+    text = 'name = "x"\nruntime = "docker"\n[store]\nmode = "standalone"\nowners = 1\nssd_bytes = 4096\n'
+    for more, found in (("ssd_volume_bytes = 8192", {str(tmp_path / "ssd"): "mode=1777,size=8192"}), ("", {})):
+        spec = parse_spec(f"{text}{more}\n[engine]\n", "x.toml")
+        plan = plan_owner(spec, name="o", port=1, master_address="h:1", directory=tmp_path)
+        assert memory_file_systems(plan_container(plan.launch, IMAGE, tmp_path / "cache"), (7, 8)) == found
 
 
 def test_a_program_of_this_host_is_no_program_of_the_image(tmp_path: Path) -> None:

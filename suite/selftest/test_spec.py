@@ -21,6 +21,14 @@ BAD = [
     ('name = "x"\nengine_count = "2"', "engine_count: Expected `int"),
     ('name = "x"\n[engine]\nbloc = 1', "engine: .*unknown field `bloc`"),
     ('name = "x"\n[store]\nmode = "q"', "store.mode: Invalid enum value 'q'"),
+    (
+        'name = "x"\n[store]\nmode = "standalone"\nowners = 1\nssd_bytes = 1\nssd_volume_bytes = 1',
+        "ssd_volume_bytes needs",
+    ),
+    (
+        'name = "x"\nruntime = "docker"\n[store]\nmode = "standalone"\nowners = 1\nssd_volume_bytes = 1',
+        "ssd_volume_bytes needs",
+    ),
     ('name = "x"\n[engine]\nconnector = "mooncake-store"', r"needs a \[store\] table"),
     ('name = "x"\nengine_count = 2\n[[engines]]\n', "keep one of them"),
     ('name = "x"\nengine_count = 0', "at least one engine"),
