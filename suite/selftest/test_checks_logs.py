@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fixtures.faults import PEER_LOSS_LOGS
@@ -194,6 +195,16 @@ def test_what_comes_of_a_lost_peer_is_explained_by_its_loss_and_by_nothing_else(
     for text in EXPLAINED:
         assert check(kill(explains=PEER_LOSS_LOGS), line(text)) == []
         assert check(line(text)) == ["unexplained-log"]
+
+
+def test_an_engine_that_was_told_to_stop_may_say_that_its_core_is_gone_and_no_other_may() -> None:
+    text = "(APIServer pid=1) ERROR 11-30 07:22:45 [async_llm.py:906] AsyncLLM output_handler failed."
+    stop = msgspec.structs.replace(kill(explains=()), fault="stop")
+    assert check(stop, line(text, unit="e0")) == []
+    assert check(stop, line(text, unit="e1")) == ["unexplained-log"]
+    assert check(kill(explains=()), line(text, unit="e0")) == ["unexplained-log"]
+    assert check(msgspec.structs.replace(stop, landed=False), line(text, unit="e0")) == ["unexplained-log"]
+    assert check(stop, line(SICK["crash"][0], unit="e0")) == ["unexplained-log"]
 
 
 def test_lines_are_judged_by_their_text_then_by_their_recorded_category() -> None:
