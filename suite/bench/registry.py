@@ -11,6 +11,7 @@ MODULES = (
     "suite.bench.offload",
     "suite.bench.sweep",
     "suite.bench.interleaved",
+    "suite.bench.backlog",
 )
 
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from suite.bench.backlog import BACKLOG
 from suite.bench.sweep import LADDER_GATE, PROMISE, SWEEP
 from suite.gates import gate_cases
 
 if TYPE_CHECKING:
     from suite.contract import Case
+
+
+@gate_cases(BACKLOG, "bench")
+def test_backlog(run_case: Any, case: Case) -> None:
+    run_case(BACKLOG, case)
 
 
 @gate_cases(LADDER_GATE, "bench")
