@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup gates gates-full smoke base-image wheelhouse image docker-smoke bench-smoke defects test lint format preflight bundle clean clean-all
+.PHONY: help setup gates gates-full smoke base-image wheelhouse image docker-smoke bench-smoke defects test test-slow lint format preflight bundle clean clean-all
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,11 @@ bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, under two minutes
+test: setup ## selftests of the suite itself; no vLLM, about a minute
 	@tools/run test $(ARGS)
+
+test-slow: setup ## the rest of them: on a pool's real servers, and those that measure a client for seconds; about a minute
+	@tools/run test-slow $(ARGS)
 
 lint: setup ## ruff, formatting, mypy, import contract
 	@$(BIN)/ruff check .

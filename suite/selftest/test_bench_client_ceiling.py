@@ -15,7 +15,7 @@ from fixtures.pytest_support.skips import skip_untestable
 from suite.bench.client_ceiling import main, measure
 from suite.bench.load_clients import CLIENTS, OURS, Job, LoadClient
 
-pytestmark = [pytest.mark.selftest, pytest.mark.alone, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(60)]
 
 _ASK = """
 import json, sys, threading, time, urllib.request

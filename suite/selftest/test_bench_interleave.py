@@ -27,7 +27,7 @@ from suite.selftest import bench_samples as samples
 from suite.selftest import sse_server
 from suite.workload.prompts import PromptMaker
 
-pytestmark = [pytest.mark.selftest, pytest.mark.alone]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.alone]
 
 TOKENS = 40
 

@@ -127,6 +127,7 @@ def segments(stack: Stack) -> int:
     return len(stack.store.admin.segment_list())
 
 
+@pytest.mark.slow
 @pytest.mark.needs("cpu-stack")
 def test_behind_a_name_clients_find_the_new_master(own_state: None, tmp_path: Path) -> None:
     with store_stack(tmp_path, 'mode = "standalone"\nowners = 1\ncontrol_proxy = true') as stack:
@@ -143,6 +144,7 @@ def test_behind_a_name_clients_find_the_new_master(own_state: None, tmp_path: Pa
         assert put(stack, "new") <= stack.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("cpu-stack")
 def test_a_second_master_and_owner_take_the_place_of_the_first(own_state: None, tmp_path: Path) -> None:
     with store_stack(tmp_path, 'mode = "standalone"\nowners = 1') as stack:

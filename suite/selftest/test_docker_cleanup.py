@@ -21,7 +21,7 @@ from fixtures.waiting import wait_for
 from suite.selftest.process_helpers import PROJECT
 from suite.selftest.store_stack import store_stack
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("docker-image")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("docker-image")]
 
 RUNTIME = 'runtime = "docker"'
 

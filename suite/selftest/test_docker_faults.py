@@ -21,7 +21,7 @@ from reports import records as r
 from suite.selftest.process_helpers import own_state_dir
 from suite.selftest.store_stack import store_stack
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("docker-image", "nft")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("docker-image", "nft")]
 
 RUNTIME = 'runtime = "docker"'
 

@@ -17,7 +17,7 @@ from fixtures.runtimes.proc import find_tree
 from fixtures.runtimes.process import clean_dead_runs
 from suite.selftest.process_helpers import PROJECT, until
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack", "nft")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("cpu-stack", "nft")]
 
 RUN = """
 import json, signal, sys

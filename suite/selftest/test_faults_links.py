@@ -19,7 +19,7 @@ from fixtures.store_session import StoreSession
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import store_stack
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("cpu-stack")]
 
 PROXIED = 'mode = "standalone"\nowners = 2\ncontrol_proxy = true'
 

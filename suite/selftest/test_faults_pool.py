@@ -16,7 +16,7 @@ from suite.gates.degrade_faults import DeleteUnderLookup
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import store_stack
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("cpu-stack")]
 
 STORE = 'mode = "standalone"\nowners = 1\nssd_bytes = 0\nkv_lease_ttl_ms = 200'
 

@@ -25,7 +25,7 @@ from reports import records as r
 from suite.selftest.process_helpers import own_state_dir, until
 from suite.selftest.store_stack import SEGMENT_BYTES, store_stack
 
-pytestmark = [pytest.mark.selftest, pytest.mark.needs("cpu-stack")]
+pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("cpu-stack")]
 
 KEYS = [f"k{i}" for i in range(24)]
 
