@@ -41,7 +41,9 @@ requests of any role answered since, in whole blocks of their prompts; ``listed`
 
 LEAST_SAMPLES = 5
 
-MOST_TURNS = 2000
+LOOK_EVERY_S = 0.01
+
+MOST_SENT = 2000
 """Bystanders after which nothing more is sent: a minute of them; the wait for the last blocks has its own bound."""
 
 
@@ -129,20 +131,34 @@ class _Burst:
             self._pending.append(self.stack.start(self.stack.request(self.saver, prompt, BURST)))
 
     def watch(self) -> None:
-        """Bystanders in turns until the burst is answered and listed; then the wait that says whether it all was."""
-        turn = 0
+        """A bystander under way on each engine, and looks at the listing, until the burst is answered and listed; then the wait
+        that says whether it all was. A bystander of the saver waits behind the burst: looks must not wait with it."""
+        meanwhile: dict[str, Pending] = {}
+        sent = 0
         while self._pending or not self._listed():
-            self.bystander(self.stack.names[turn % len(self.stack.names)], f"meanwhile/{turn}")
-            turn += 1
-            for pending in [p for p in self._pending if p.done()]:
-                self._pending.remove(pending)
-                self._answer(pending.result())
+            for name in self.stack.names:
+                if name not in meanwhile:
+                    prompt = self.prompts.fresh(f"meanwhile/{sent}", BYSTANDER_TOKENS)
+                    meanwhile[name] = self.stack.start(self.stack.request(name, prompt, BYSTANDER))
+                    sent += 1
+            self._collect(meanwhile)
             self._sample()
-            if not self._pending and turn > MOST_TURNS:
+            if not self._pending and sent > MOST_SENT:
                 break
+            time.sleep(LOOK_EVERY_S)
+        for pending in meanwhile.values():
+            self._answer(pending.result())
         self.stack.wait_keys(self.before + self._answered, f"visible:{self.case.id}")
         self._sample()
         self.stack.fact(SAMPLES, self.seen())
+
+    def _collect(self, meanwhile: dict[str, Pending]) -> None:
+        """Take in what has been answered."""
+        for pending in [p for p in self._pending if p.done()]:
+            self._pending.remove(pending)
+            self._answer(pending.result())
+        for name in [name for name, p in meanwhile.items() if p.done()]:
+            self._answer(meanwhile.pop(name).result())
 
     def seen(self) -> dict[str, Any]:
         """The fact's value."""

@@ -14,7 +14,7 @@ from reports.history import History
 from suite.bench import thresholds
 from suite.bench.blocks import ARMS, Blocks, block_tokens_of, read_blocks
 from suite.bench.sampler import ANSWER_TOKENS, Sampler, remote_reader
-from suite.bench.statistics import METHOD, Decision, decide, fewest_blocks, sample
+from suite.bench.statistics import ALPHA, METHOD, Decision, decide, fewest_blocks, sample
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
@@ -32,8 +32,9 @@ LONG = (1000, 4090, 8190, 16380, 32700)
 """Prompt lengths (tokens) for engines that take long prompts. None is a whole number of blocks: what a connector does with the last
 token of a prompt that ends with a block is another question (P.boundary)."""
 
+DEAR_TOKENS = 8000
 LONG_MAXIMUM = 12
-"""Blocks of a length from 8,000 tokens on, at most: one takes half a minute there over a slow link."""
+"""Blocks of a length from ``DEAR_TOKENS`` on, at most: one takes half a minute there over a slow link."""
 
 JUDGED_FROM_TOKENS = 2000
 """Shorter prompts are measured, for the break-even length, and never judged: no pool can beat computing a block or two."""
@@ -79,10 +80,16 @@ class Ttft(Gate):
         sampler = self.begin(stack, case, tokens)
         sampler.warm_up()
         threshold = _threshold(stack.spec.to_dict(), tokens)
-        sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=fewest_blocks() + 1)
+        sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=self.fewest(tokens))
         blocks = read_blocks(sampler.records, tokens, sampler.block_tokens)
         stack.fact(RESULTS, results(tokens, blocks))
         stack.scan_logs(case.id)
+
+    def fewest(self, tokens: int) -> int:
+        """Blocks to take even when fewer decide: enough for B.break-even, which gives each length its share of the error. A long
+        prompt's blocks are dear, and its length far from where the pool begins to pay."""
+        share = ALPHA if tokens >= DEAR_TOKENS else ALPHA / len(list(self.cases()))
+        return fewest_blocks(share) + 1
 
     def judge(self, history: History) -> r.Verdict:
         tokens = int(history.case.params["tokens"])
@@ -129,7 +136,7 @@ def long_cases(gate: str) -> Iterable[Case]:
     """A case for each length of ``LONG``."""
     for tokens in LONG:
         yield Case(
-            f"{gate}.t{tokens}", {"tokens": tokens, "maximum": 24 if tokens < 8000 else LONG_MAXIMUM}, core=False
+            f"{gate}.t{tokens}", {"tokens": tokens, "maximum": 24 if tokens < DEAR_TOKENS else LONG_MAXIMUM}, core=False
         )
 
 

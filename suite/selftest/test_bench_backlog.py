@@ -131,18 +131,25 @@ def test_what_was_not_seen_is_no_pass(name: str) -> None:
 
 def test_the_watch_ends_when_every_block_of_every_answer_is_listed() -> None:
     """On a stand-in for the stack: a real one is the bench's own business; here its listing has to lag by exactly so much."""
-    listed = iter([10, 10, 50, 100, 150, 160, 170, 170])  # two prompts of 62 blocks, and what bystanders save
+    listed = iter([10, 10, 60, 1000, 1000])
     facts: dict[str, Any] = {}
     waits: list[tuple[int, str]] = []
-    sent = SimpleNamespace(done=lambda: True, result=lambda: at("b", BURST, 1.0, 0.1, SAVER, 2000))
+    started: list[str] = []
+
+    def start(request: tuple[str, str]) -> Any:
+        name, role = request
+        started.append(role)
+        observed = at(f"r{len(started)}", role, 1.0, 0.1, name, 2000 if role == BURST else 200)
+        looks = iter([False, True, True]) if role == BURST else iter([True] * 9)
+        return SimpleNamespace(done=lambda: next(looks), result=lambda: observed)
+
     stack = SimpleNamespace(
         names=[OTHER, SAVER],
         prompts=lambda *_: SimpleNamespace(fresh=lambda label, tokens: (1,) * tokens),
         engines={SAVER: SimpleNamespace(facts=SimpleNamespace(block_tokens=32, max_model_len=4096))},
         key_count=lambda: next(listed),
-        request=lambda *_: None,
-        start=lambda _: sent,
-        ask=lambda engine, prompt, role: at("m", BYSTANDER, 1.0, 0.1, engine),
+        request=lambda name, prompt, role: (name, role),
+        start=start,
         wait_keys=lambda count, label: waits.append((count, label)),
         fact=facts.__setitem__,
     )
@@ -150,7 +157,9 @@ def test_the_watch_ends_when_every_block_of_every_answer_is_listed() -> None:
     burst.send()
     burst.watch()
     taken = facts["backlog.samples"]
+    assert started == [BURST] * 2 + [BYSTANDER] * 6, "a bystander on each engine at each look"
     assert taken["before"] == 10
-    assert [int(s["listed"]) for s in taken["samples"]] == [0, 40, 90, 140, 150, 160, 160]
-    assert taken["samples"][-1]["answered"] == 2 * 62 + 6 * 6
-    assert waits == [(10 + 2 * 62 + 6 * 6, f"visible:{CASE.id}")]
+    # Bystanders of 6 blocks are answered at once, the burst's 124 at the second look; at the third all is listed.
+    assert [int(s["answered"]) for s in taken["samples"]] == [12, 148, 160, 160]
+    assert [int(s["listed"]) for s in taken["samples"]] == [0, 50, 990, 990]
+    assert waits == [(10 + 160, f"visible:{CASE.id}")]

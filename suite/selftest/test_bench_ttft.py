@@ -7,6 +7,7 @@ engines, is what the gate runs on otherwise.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from reports.history import History
 from suite.bench.blocks import ARMS
 from suite.bench.plain import PlainTtft
 from suite.bench.sampler import GIVE_UP_AFTER
+from suite.bench.statistics import ALPHA, decide
 from suite.bench.ttft import TTFT
 from suite.contract import Case, safe_judge
 from suite.selftest import bench_samples as samples
@@ -202,7 +204,9 @@ def test_it_finds_the_ratio_of_the_model_and_stops_when_it_is_decided() -> None:
     ratio, low, high = verdict.numbers["external_over_cold"]
     assert low <= 0.5 <= high
     assert ratio == pytest.approx(0.5, rel=0.1)
-    assert verdict.numbers["blocks"] == 8, "decided after as many blocks as are needed, and no more"
+    assert verdict.numbers["blocks"] == TTFT.fewest(2000) == 11, (
+        "decided after as many blocks as are needed, and no more"
+    )
     assert verdict.numbers["thrown"] == {}
     assert verdict.numbers["visible_ms"]["p50"] == 100.0
     (fact,) = History(stack.records).facts("bench.results")
@@ -231,7 +235,7 @@ def test_every_prompt_of_an_arm_is_new() -> None:
         prompts = [
             x.prompt_token_ids for x in stack.records if isinstance(x, r.Observation) and x.role.startswith(f"{arm}/")
         ]
-        assert len(prompts) == len(set(prompts)) == 16
+        assert len(prompts) == len(set(prompts)) == 2 * TTFT.fewest(2000)
 
 
 def test_a_slow_pool_is_red() -> None:
@@ -278,3 +282,11 @@ def test_plain_timings_tell_what_was_not_of_their_arm() -> None:
     plain.first_token(request)
     plain.drain(request)
     assert plain.complaints == ["external: not wholly from the pool"]
+
+
+def test_every_length_of_a_run_gets_blocks_enough_for_its_share_of_the_error() -> None:
+    lengths = [int(case.params["tokens"]) for case in TTFT.cases()]
+    for tokens in (tokens for tokens in lengths if tokens < 8000):
+        clear = [math.log(0.5)] * (TTFT.fewest(tokens) - 1)  # one block may be thrown out
+        assert decide(clear, 1.0, ALPHA / len(lengths)).side == "below"
+    assert TTFT.fewest(32700) < TTFT.fewest(4090), "half a minute a block"
