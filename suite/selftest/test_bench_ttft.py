@@ -211,7 +211,7 @@ def test_it_finds_the_ratio_of_the_model_and_stops_when_it_is_decided() -> None:
     assert verdict.numbers["visible_ms"]["p50"] == 100.0
     (fact,) = History(stack.records).facts("bench.results")
     assert [s["benchmark"] for s in fact.value] == [f"ttft/{arm}/{TOKENS}" for arm in ARMS]
-    assert all(len(s["values"]) == 8 for s in fact.value)
+    assert all(len(s["values"]) == 11 for s in fact.value)
 
 
 def test_a_pool_that_fills_is_emptied_before_it_evicts_and_no_measured_prompt_with_it() -> None:
