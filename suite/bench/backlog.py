@@ -36,8 +36,8 @@ IDLE_ROUNDS = 12
 """Bystanders on each engine before the burst."""
 
 SAMPLES = "backlog.samples"
-"""Fact: ``{"blocks": of one burst prompt, "before": keys listed before it, "samples": [{"t_s", "answered", "listed"}]}``; ``answered``:
-requests of any role answered since, in whole blocks of their prompts; ``listed``: keys that the store lists, asked for after that."""
+"""Fact: ``{"block_tokens", "before": keys listed before the burst, "samples": [{"t_s", "answered", "listed"}]}``; ``answered``: requests of
+any role answered since, in whole blocks of their prompts; ``listed``: keys that the store lists more than before, asked for right after ``t_s``."""
 
 LEAST_SAMPLES = 5
 
@@ -52,7 +52,7 @@ class Backlog(Gate):
     behind the answers, and what a bystander waits meanwhile, is measured.
 
     How it can lie: saves go to the engine's own memory and lag behind nothing; bystanders are sent when all is over.
-    Oracle: the store's own listing against the blocks of the prompts answered so far; the saver owns no memory of the pool, so that each
+    Oracle: the store's own listing against the blocks of the prompts computed so far (their first token is there); the saver owns no memory of the pool, so that each
     block crosses the link; bystanders on both engines before, during and after the burst.
     Turns red: blocks that are never listed, a request that fails or hangs.
     """
@@ -162,7 +162,7 @@ class _Burst:
 
     def seen(self) -> dict[str, Any]:
         """The fact's value."""
-        return {"blocks": self.tokens // self.block_tokens, "before": self.before, "samples": self.samples}
+        return {"block_tokens": self.block_tokens, "before": self.before, "samples": self.samples}
 
     def _answer(self, observation: r.Observation) -> None:
         self.observed.append(observation)
@@ -170,9 +170,9 @@ class _Burst:
             self._answered += len(observation.prompt_token_ids) // self.block_tokens
 
     def _sample(self) -> None:
-        answered = self._answered
-        listed = self.stack.key_count()
-        self.samples.append({"t_s": time.monotonic(), "answered": answered, "listed": listed - self.before})
+        answered, at_s = self._answered, time.monotonic()
+        listed = self.stack.key_count()  # asked for after that moment: what is missing was late then
+        self.samples.append({"t_s": at_s, "answered": answered, "listed": listed - self.before})
 
     def _listed(self) -> bool:
         return bool(self.samples) and self.samples[-1]["listed"] >= self.samples[-1]["answered"]
@@ -192,10 +192,10 @@ class Measured:
     def told(self) -> str:
         """One line."""
         idle, lagging = self.bystanders_s["idle"]["saver"], self.bystanders_s["lagging"]["saver"]
-        meanwhile = f"{1000 * median(lagging):.0f} ms" if lagging else "none was sent in that time"
+        meanwhile = f", {1000 * median(lagging):.0f} ms while saves lagged" if lagging else ""
         return (
-            f"saves were up to {self.backlog_blocks} blocks behind the answers, and the last was listed {self.drain_s:.2f} s after the last"
-            f" answer; a bystander's first token took {1000 * median(idle):.0f} ms idle, {meanwhile} while saves lagged"
+            f"saves were up to {self.backlog_blocks} blocks behind what was computed, and the last was listed {self.drain_s:.2f} s after the"
+            f" last answer; a bystander's first token took {1000 * median(idle):.0f} ms idle{meanwhile}"
         )
 
     def numbers(self) -> dict[str, Any]:
@@ -234,7 +234,12 @@ def measure(observed: Sequence[r.Observation], seen: dict[str, Any]) -> Measured
             windows[window]["saver" if o.engine == saver else "other"].append(o.ttft_s)
     if not windows["idle"]["saver"]:
         return None
-    behind = max(int(s["answered"] - s["listed"]) for s in samples)
+    saved = sorted(
+        (o.first_token_s, len(o.prompt_token_ids) // seen["block_tokens"])
+        for o in observed
+        if o.ok and o.sent_s >= begin_s and o.first_token_s is not None
+    )
+    behind = max(sum(blocks for at_s, blocks in saved if at_s <= s["t_s"]) - int(s["listed"]) for s in samples)
     return Measured(len(burst), len(samples), max(0, behind), max(0.0, drained_s - last_s), windows)
 
 
@@ -254,8 +259,6 @@ def _pressure(measured: Measured | None) -> list[r.Finding]:
         return too_few("no burst, or nobody watched it")
     if measured.requests < BURST_REQUESTS or measured.samples < LEAST_SAMPLES:
         return too_few(f"{measured.requests} prompts answered, {measured.samples} looks at the store's listing")
-    if not measured.backlog_blocks:
-        return too_few("every block was listed before its answer's end was seen: no save lagged")
     return []
 
 
