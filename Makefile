@@ -55,10 +55,10 @@ bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, about a minute
+test: setup ## selftests of the suite itself; no vLLM, about 80 seconds
 	@tools/run test $(ARGS)
 
-test-slow: setup ## the rest of them: on a pool's real servers, and those that measure a client for seconds; about a minute
+test-slow: setup ## the rest of them: on a pool's real servers, and those that measure a client for seconds; about 70 seconds
 	@tools/run test-slow $(ARGS)
 
 lint: setup ## ruff, formatting, mypy, import contract
