@@ -213,7 +213,7 @@ def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> Non
 
 def test_a_tier_that_may_fill_up_is_a_small_file_system_of_the_container(tmp_path: Path) -> None:
     text = 'name = "x"\nruntime = "docker"\n[store]\nmode = "standalone"\nowners = 1\nssd_bytes = 4096\n'
-    for more, found in (("ssd_volume_bytes = 8192", {str(tmp_path / "ssd"): "mode=1777,size=8192"}), ("", {})):
+    for more, found in (("ssd_volume_bytes = 8192", {str(tmp_path / "ssd"): "size=8192,uid=7,gid=8"}), ("", {})):
         spec = parse_spec(f"{text}{more}\n[engine]\n", "x.toml")
         plan = plan_owner(spec, name="o", port=1, master_address="h:1", directory=tmp_path)
         assert memory_file_systems(plan_container(plan.launch, IMAGE, tmp_path / "cache"), (7, 8)) == found
