@@ -25,6 +25,10 @@ def check_landed(history: History) -> list[r.Finding]:
     return faults.check_faults(list(last.values()))
 
 
+VANISH = ((KEYS, "delete"), (DISK, "lose"))
+"""Faults that take blocks away which a load is about to read; a full disk takes none."""
+
+
 def pressure(history: History, cell: Cell) -> list[r.Finding]:
     """The fault met what it was to meet: blocks of victims on a lost owner, requests under way, traffic that flowed."""
     begin = next((f for f in history.faults("inject")), None)
@@ -46,7 +50,7 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         wanted = "doomed" if cell.target == READER else "victim"
         caught = [o for o in degraded if kind_of(o) == wanted and o.sent_s <= landed_s(begin) and o.done_s >= begin.t_s]
         found += faults.no_pressure(f"{wanted} requests under way when the fault came", len(caught), 1)
-    if cell.target in (KEYS, DISK) and not failed_loads(history):
+    if (cell.target, cell.fault) in VANISH and not failed_loads(history):
         found += too_few("no load met a block that had vanished: it went too early or too late")
     if cell.phase == "save":
         saving = [o for o in degraded if kind_of(o) == "saving" and o.sent_s <= begin.t_s]

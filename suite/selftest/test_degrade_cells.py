@@ -322,6 +322,13 @@ def test_without_a_control_time_is_nobody_s_fault_but_a_wrong_answer_is() -> Non
     assert judged(OWNED, control, changed("victim/1", http_status=500, error="x")).finding == "failed-request"
 
 
+def test_a_lost_disk_has_to_be_missed_by_a_load_and_a_full_one_by_none() -> None:
+    assert judged(Cell(cells.DISK, "lose", "idle", topology="tiered")).finding == "too-few-observations"
+    assert judged(Cell(cells.KEYS, "delete", "lookup")).finding != ""
+    full = judged(Cell(cells.DISK, "full", "idle", "before-ttl", topology="volume"))
+    assert full.outcome is r.Outcome.PASS, full.findings
+
+
 def test_a_host_that_stood_still_is_a_control_that_failed() -> None:
     def still(at_s: float) -> Change:
         return added(r.Fact(name="host.stalls", t_s=FAULT_S + 9, value=[{"from_s": at_s, "stall_s": 4.0}]))
