@@ -66,7 +66,7 @@ def argv_without_secrets(argv: Iterable[str]) -> tuple[str, ...]:
 _HOST_FIELDS = ("hostname", "host", "node", "nodename", "fqdn")
 _WORDS_NOT_NAMES = frozenset({"localhost", "local", "host", "linux", "node", "main", "master", "runner", "worker"})
 _PATH = re.compile(
-    r"(?:(?<![\w./~$}…-])|(?<=file://)|(?<=\s-[A-Za-z])|(?=/root/\.|/home/[\w.-]+/\.))(?:/[\w.+@%=-]+){2,}/?"
+    r"(?:(?<![\w./~$}…-])|(?<=file://)|(?<=\s-[A-Za-z])|(?=/(?:root|home/[\w.-]+)/\.))(?:/[\w.+@%=-]+){2,}/?"
 )
 """The last way to begin: hidden folders of a home are a machine's own also where a log glued them to the line before."""
 _PUBLIC_PATHS = ("proc", "sys", "dev", "health", "metrics", "v1", "v2", "version", "batch_query_keys")

@@ -137,15 +137,17 @@ class _Burst:
         sent = 0
         while self._pending or not self._listed():
             for name in self.stack.names:
-                if name not in meanwhile:
+                if name not in meanwhile and sent < MOST_SENT:
                     prompt = self.prompts.fresh(f"meanwhile/{sent}", BYSTANDER_TOKENS)
                     meanwhile[name] = self.stack.start(self.stack.request(name, prompt, BYSTANDER))
                     sent += 1
             self._collect(meanwhile)
             self._sample()
-            if not self._pending and sent > MOST_SENT:
+            if not self._pending and sent >= MOST_SENT:
                 break
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(
+                LOOK_EVERY_S
+            )  # why: between two looks at what has changed; not waiting would take the engines' cores
         for pending in meanwhile.values():
             self._answer(pending.result())
         self.stack.wait_keys(self.before + self._answered, f"visible:{self.case.id}")

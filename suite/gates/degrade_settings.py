@@ -14,6 +14,7 @@ from pathlib import Path
 from reports import records as r
 from reports.evidence import EvidenceError, load_run
 from suite.gates.degrade_cells import SETTINGS, SITUATIONS, settings_of
+from suite.workload.arguments import Parser, run_command
 
 NOT_RUN = "NOT RUN"
 
@@ -49,15 +50,13 @@ def _entry(verdict: r.Verdict | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of some runs; 4 for a folder that holds none."""
-    parser = argparse.ArgumentParser(prog="python -m suite.gates.degrade_settings", description=__doc__)
+    parser = Parser(prog="python -m suite.gates.degrade_settings", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
-    given = parser.parse_args(argv)
-    try:
-        sys.stdout.write(table(verdicts_of(given.runs)))
-    except EvidenceError as exc:
-        sys.stderr.write(f"error: {exc}\n")
-        return 4
-    return 0
+    return run_command(parser, argv, _print, EvidenceError)
+
+
+def _print(given: argparse.Namespace) -> None:
+    sys.stdout.write(table(verdicts_of(given.runs)))
 
 
 if __name__ == "__main__":
