@@ -118,6 +118,10 @@ RED: dict[str, tuple[Change, str]] = {
         "too-few-observations",
     ),
     "few looks": (samples_with(lambda rows: rows[-3:]), "too-few-observations"),
+    "nobody read the logs": (
+        replaced(lambda rec: isinstance(rec, r.Fact) and rec.name == "logs.scanned", lambda _: None),
+        "too-few-observations",
+    ),
     "nobody watched": (
         replaced(lambda rec: isinstance(rec, r.Fact) and rec.name == "backlog.samples", lambda _: None),
         "too-few-observations",
