@@ -221,6 +221,7 @@ def install(bundle_dir: Path, prefix: Path, *options: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_installs_from_its_parts_and_resumes(made_bundle: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     parts = sorted(made_bundle.glob("made-up.*"))
@@ -248,6 +249,7 @@ def test_installs_from_its_parts_and_resumes(made_bundle: Path, tmp_path: Path) 
     assert (again.returncode, "unpacked before" in again.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_refuses_another_host_and_tells_what_is_missing(made_bundle: Path, tmp_path: Path) -> None:
     manifest = made_bundle / "manifest.json"
     said = json.loads(manifest.read_text(encoding="utf-8"))
