@@ -224,7 +224,7 @@ class LoadSize(Gate):
         return spec.with_store(segment_bytes=max(spec.store.segment_bytes, DEEP_SEGMENT_BYTES))
 
     def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack)
+        calibrate(stack, concurrent=False)
         saver, reader = stack.names[0], stack.names[1]
         tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
         prompt = stack.prompts(case.id).fresh("x", tokens)
