@@ -116,6 +116,7 @@ SETTINGS: dict[str, Setting] = {
         "those of a second environment",
         _other_environment,
         changes_answers=False,
+        may_lack=True,  # the pool may take no client of another release: then there is nothing to share
         needs=("second-stack",),
     ),
     "tensor-parallel": Setting(

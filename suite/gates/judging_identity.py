@@ -5,6 +5,7 @@ Pure functions of a case's history. A case with several pairs is as bad as its w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -89,11 +90,16 @@ def _not_started(history: History, *, may_lack: bool) -> list[r.Finding]:
         if attempt.result == "ready":
             continue
         words = _own_words(attempt.log_tail)
-        text = f"engine {attempt.unit} with {history.case.params['setting']}: {attempt.result}; its own words: {words}"
-        lacks = may_lack and attempt.result == "dead"
+        how = attempt.result if attempt.result != "neither" else f"neither ready nor dead in {attempt.bound_s:.0f} s"
+        text = f"engine {attempt.unit} with {history.case.params['setting']}: {how}; its own words: {words}"
+        # One that says that it failed is not ready for that reason, whether its processes went away or (as seen) stayed.
+        lacks = may_lack and (attempt.result == "dead" or _FAILED.search(words) is not None)
         code = r.FindingCode.MISSING_CAPABILITY if lacks else r.FindingCode.NO_PRESSURE
         return [finding(code, text, log_tail=list(attempt.log_tail), exit_code=attempt.exit_code)]
     return []
+
+
+_FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 
 
 def _own_words(tail: Sequence[str]) -> str:

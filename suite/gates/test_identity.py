@@ -62,7 +62,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
-    version = 3
+    version = 4
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:
