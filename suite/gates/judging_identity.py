@@ -103,9 +103,9 @@ _FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 
 
 def _own_words(tail: Sequence[str]) -> str:
-    """The last line of a log's end that names an error, else the last line."""
+    """The last line of a log's end that names an error and not only where to find it, else the last line."""
     lines = [line.strip() for line in tail if line.strip()]
-    named = [line for line in lines if "Error" in line and "Traceback" not in line]
+    named = [line for line in lines if _FAILED.search(line) and "root cause" not in line]
     return (named or lines or ["nothing"])[-1][:300]
 
 
