@@ -37,6 +37,8 @@ BAD = [
     ('name = "x"\n[engine]\nconnector = "native"\ngpu = 0', "platform = 'cuda'"),
     ('name = "x"\ntransport = "rdma"\n[engine]\nconnector = "native"', "device"),
     ('name = "x"\n[engine]\nconnector = "native"\nhash_seed = "abc"', "hash_seed"),
+    ('name = "x"\nruntime = "docker"\n[engine]\nconnector = "native"\ncpus = 0.1', "cpus = 0.1: at least 0.5"),
+    ('name = "x"\n[engine]\nconnector = "native"\ncpus = 1.5', "limits a container"),
     ('name = "x"\n[engine]\nconnector = "cpu-offload"\nkv_extra = {cpu_bytes_to_use = 1}', "GPUs only"),
     ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "cpu-offload"', "cpu_bytes_to_use"),
     ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "multi"\nkv_extra = {cpu_bytes_to_use = 1}', "store"),
