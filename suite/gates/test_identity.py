@@ -81,6 +81,15 @@ class OtherEngine(Gate):
             }
             yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=UNRECORDED and name in CORE)
 
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if case.params["protection"] != "default" and any(e.connector.startswith("lmcache") for e in base.engines):
+            raise Untestable(
+                "lmcache",
+                f"the protection {case.params['protection']!r} is an option of vLLM's own store connector",
+                "judge the .default cases, or the pool without LMCache (--stack gpu-shared)",
+            )
+        return base
+
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
         setting, protection = SETTINGS[case.params["key"]], PROTECTIONS[case.params["protection"]]
