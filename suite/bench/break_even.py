@@ -32,6 +32,7 @@ class BreakEven(Gate):
     """
 
     id = "B.break-even"
+    judges_lmcache = True
     version = 2
     claim = "the prompt length from which the pool answers sooner than computing anew is known within an interval"
     proof = ()

@@ -89,6 +89,7 @@ class OffloadTtft(Ttft):
     """
 
     id = "B.offload"
+    judges_lmcache = True
     claim = "the first token of a prompt from the tier in host memory comes within the threshold's part of the time that a cold one takes"
     needs_pool = False
     min_engines = 1
@@ -115,6 +116,7 @@ class OffloadBreakEven(BreakEven):
     """
 
     id = "B.offload-break-even"
+    judges_lmcache = True
     claim = (
         "the prompt length from which the tier in host memory answers sooner than computing is known within an interval"
     )

@@ -62,6 +62,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
+    judges_lmcache = True
     version = 3
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
@@ -115,6 +116,7 @@ class Salt(Gate):
     """
 
     id = "I.salt"
+    judges_lmcache = True
     version = 3
     claim = "blocks saved under one cache salt are reused under that salt alone"
     proof = ("ignored-salt",)
@@ -164,6 +166,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
+    judges_lmcache = True
     version = 3
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 

@@ -22,6 +22,7 @@ from reports import records as r
 from reports.results_tables import Published, source_of
 from suite.bench.blocks import chunk_of, complaint
 from suite.bench.offload import OFFLOAD
+from suite.checks.identity import key_hash, told_apart_by
 from suite.checks.logs import classify
 from suite.contract import Case
 from suite.gates.identity_arms import Party
@@ -59,7 +60,9 @@ def test_over_the_pool_everything_lies_in_lmcaches_own_file() -> None:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"skip_last_n_tokens": 1},
     }
-    assert found.store_config is None, "with MOONCAKE_CONFIG_PATH set LMCache reads the pool's settings from there alone"
+    assert found.store_config is None, (
+        "with MOONCAKE_CONFIG_PATH set LMCache reads the pool's settings from there alone"
+    )
     assert found.lmcache_config == {
         "chunk_size": 16,
         "local_cpu": False,
@@ -102,7 +105,11 @@ def test_every_step_away_from_the_defaults_is_on_record() -> None:
 def test_the_users_settings_win_key_by_key() -> None:
     found = plan(changed(POOLED, config={"chunk_size": 64, "extra_config": {"protocol": "rdma"}})).lmcache_config
     assert found is not None
-    assert (found["chunk_size"], found["extra_config"]["protocol"], found["extra_config"]["device_name"]) == (64, "rdma", "")
+    assert (found["chunk_size"], found["extra_config"]["protocol"], found["extra_config"]["device_name"]) == (
+        64,
+        "rdma",
+        "",
+    )
     whole = plan(changed(POOLED, whole_prompt=True)).transfer_config
     assert whole is not None
     assert "kv_connector_extra_config" not in whole
@@ -164,7 +171,11 @@ def test_a_salt_that_keeps_apart_is_said_in_lmcaches_way_too_and_one_that_is_jud
     judged = through.request("e0", (1,), "x", **Party("e0", "", salt="red").fields())
     assert (judged.cache_salt, params_of(judged)) == ("red", {})
     reference = through.request("e0", (1,), "x", **Party("e0", "", adapter="a", salt="red").fields("own"))
-    assert (reference.cache_salt, reference.extra["model"], params_of(reference)) == ("own", "a", {lmcache.SALT_TAG: "own"})
+    assert (reference.cache_salt, reference.extra["model"], params_of(reference)) == (
+        "own",
+        "a",
+        {lmcache.SALT_TAG: "own"},
+    )
 
 
 def test_blocks_to_wait_for_follow_what_the_keys_hold() -> None:
@@ -174,7 +185,9 @@ def test_blocks_to_wait_for_follow_what_the_keys_hold() -> None:
         counts = []
         for salt in ("red", "blue"):
             request = stack.request("e0", tuple(range(40)), "x", cache_salt=salt, salt_alone=True)
-            counts.append(stack._new_blocks(request.prompt_token_ids, stack._key_salt(request), stack.engines["e0"].facts))
+            counts.append(
+                stack._new_blocks(request.prompt_token_ids, stack._key_salt(request), stack.engines["e0"].facts)
+            )
         assert counts == [2, second]
 
 
@@ -184,7 +197,11 @@ def test_gates_that_cannot_judge_it_say_so() -> None:
     check_stack(OFFLOAD, ALONE, ALONE)
     with pytest.raises(Untestable, match="store connector"):
         check_stack(OPTIONS_GATE, POOLED, POOLED)
-    for own, word in (({"whole_prompt": True}, "whole prompts"), ({"chunk_tokens": 256}, "256 tokens"), ({"local_cpu": True}, "own memory")):
+    for own, word in (
+        ({"whole_prompt": True}, "whole prompts"),
+        ({"chunk_tokens": 256}, "256 tokens"),
+        ({"local_cpu": True}, "own memory"),
+    ):
         with pytest.raises(Untestable, match=word):
             check_stack(BOUNDARY, changed(POOLED, **own), POOLED)
     with pytest.raises(Untestable, match="256 tokens"):
@@ -210,7 +227,9 @@ def test_no_bytes_are_asked_of_an_engine_that_counts_none() -> None:
     )  # fmt: skip
     assert sums_and_sources(engine_facts("lmcache-mooncake"), seen, delta) == []
     less = {**delta, "external_hits_tokens": 16.0}
-    assert [f.code for f in sums_and_sources(engine_facts("lmcache-mooncake"), seen, less)] == [r.FindingCode.SOURCE_DISAGREEMENT]
+    assert [f.code for f in sums_and_sources(engine_facts("lmcache-mooncake"), seen, less)] == [
+        r.FindingCode.SOURCE_DISAGREEMENT
+    ]
     with pytest.raises(KeyError, match="store counters"):
         sums_and_sources(engine_facts("mooncake-store"), seen, delta)
 
@@ -254,7 +273,9 @@ def test_what_its_log_says(line: str, category: str | None) -> None:
 def test_a_table_of_times_names_lmcache() -> None:
     class Row:
         def __init__(self, gate: str) -> None:
-            self.verdict = r.Verdict(case_id=f"{gate}.t1", gate=gate, gate_version=1, outcome=r.Outcome.PASS, claim="", got="", wanted="")
+            self.verdict = r.Verdict(
+                case_id=f"{gate}.t1", gate=gate, gate_version=1, outcome=r.Outcome.PASS, claim="", got="", wanted=""
+            )
 
     def source(connector: str, gate: str) -> str:
         class Up:
@@ -270,7 +291,10 @@ def test_a_table_of_times_names_lmcache() -> None:
 
     assert source("lmcache", "B.offload") == "LMCache"
     assert source("cpu-offload", "B.offload") == "host memory"
-    assert (source("mooncake-store", "B.ttft"), source("lmcache-mooncake", "B.ttft")) == ("pool", "pool through LMCache")
+    assert (source("mooncake-store", "B.ttft"), source("lmcache-mooncake", "B.ttft")) == (
+        "pool",
+        "pool through LMCache",
+    )
 
 
 def replace_board(board: Any) -> Any:
@@ -286,3 +310,15 @@ def test_the_default_table_is_small() -> None:
     assert replace(Request("e0"), salt_alone=True).salt_alone
     assert LmcacheSpec().local_cpu_bytes == 1 << 30
     assert Case("x").core
+
+
+def test_what_keeps_two_sides_apart_is_read_off_lmcaches_keys_too() -> None:
+    mine = ["/m/a@1@0@-33419171ba25f87b@bfloat16", "/m/a@1@0@2b07@bfloat16"]
+    assert key_hash(mine[0]) == "-33419171ba25f87b"
+    assert told_apart_by(mine, [k.replace("/m/a", "/m/b") for k in mine]) == "prefix"
+    assert told_apart_by(mine, ["/m/a@1@0@99@bfloat16"]) == "hash"
+    assert told_apart_by(mine, [f"{k}@kvgates%red" for k in mine]) == "prefix"
+    assert (
+        told_apart_by(["m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@ab"], ["n@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@ab"])
+        == "prefix"
+    )

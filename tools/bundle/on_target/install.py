@@ -119,11 +119,18 @@ def site_of(prefix: Path) -> Path:
 def open_addition(manifest: dict[str, Any], prefix: Path) -> Path:
     """Site-packages of a prefix that a bundle made, without what an earlier addition of this kind put there. Raises InstallError."""
     if not (prefix / STAMP).is_file():
-        raise InstallError(f"{prefix} has no bundle in it yet, and this is an addition: install {manifest['onto']} there first")
+        raise InstallError(
+            f"{prefix} has no bundle in it yet, and this is an addition: install {manifest['onto']} there first"
+        )
     site = site_of(prefix)
     listed = prefix / ADDED.format(manifest["onto"])
-    for name in listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []:
-        (site / name).unlink(missing_ok=True)
+    files = [site / name for name in listed.read_text(encoding="utf-8").splitlines()] if listed.is_file() else []
+    for file in files:
+        file.unlink(missing_ok=True)
+    folders = {parent for file in files for parent in file.parents if site in parent.parents}
+    for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
+        if folder.is_dir() and all(entry.name == "__pycache__" for entry in folder.iterdir()):
+            shutil.rmtree(folder)  # an empty .dist-info would still count as an installed release, of no version
     return site
 
 
