@@ -11,8 +11,8 @@ import pytest
 
 from fixtures import lmcache
 from fixtures.connectors import ConnectorPlan, plan_connector
-from fixtures.engines import environment
-from fixtures.errors import Untestable
+from fixtures.engines import _check_socket_paths, environment
+from fixtures.errors import Untestable, UsageError
 from fixtures.pytest_support.header import _engine
 from fixtures.pytest_support.run import check_stack
 from fixtures.request import Request
@@ -131,6 +131,15 @@ def test_the_file_and_its_variable(tmp_path: Path) -> None:
     assert env["LMCACHE_CONFIG_FILE"] == str(tmp_path / "lmcache.yaml")
     assert (env["LMCACHE_TRACK_USAGE"], env["PYTHONHASHSEED"]) == ("false", "0")
     assert "MOONCAKE_CONFIG_PATH" not in env
+
+
+def test_a_folder_too_deep_for_its_sockets_is_refused(tmp_path: Path) -> None:
+    engine, found = POOLED.engines[0], plan(POOLED)
+    _check_socket_paths(engine, Path("/tmp/kvgates-0/s/12345678"), found)
+    deep = Path("/tmp") / ("d" * 30)
+    with pytest.raises(UsageError, match="too long a path for its sockets"):
+        _check_socket_paths(engine, deep, found)
+    _check_socket_paths(load_spec("native").engines[0], deep, found)
 
 
 def test_the_header_names_chunk_and_memory() -> None:
