@@ -85,6 +85,9 @@ class Gate:
     min_engines: ClassVar[int] = 2
     judges_deaths: ClassVar[bool] = False
     """An engine's end is what its cases are about: ``judge`` says what it means (planted defects)."""
+    judges_lmcache: ClassVar[bool] = False
+    """It can judge engines whose connector is LMCache: it needs requests, the engine's counters of prompt tokens by source and (with a
+    pool) its listing of keys, and nothing of vLLM's own store connector: no counters of lookups, loads or bytes, no options."""
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 

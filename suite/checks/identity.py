@@ -6,6 +6,7 @@ request. What it must equal is the reader's own answer, known from requests unde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -267,13 +268,21 @@ def _corrupt(pair: PairAnswers, got: Difference, evidence: dict[str, object]) ->
     return finding(r.FindingCode.WRONG_ANSWER, message, **evidence)
 
 
+LMCACHE_KEY = re.compile(r"(?P<front>.+@\d+@\d+)@(?P<hash>-?[0-9a-f]+)@(?P<rest>[a-z0-9_]+(@.+)?)\Z")
+"""``MODEL@WORLD_SIZE@RANK@HASH@DTYPE``, and tags behind it (LMCache 0.5.3, ``lmcache/utils.py``)."""
+
+
 def key_prefix(key: str) -> str:
-    """What stands before the block hash in a key of the tested release (``...@group:0@<hash>``)."""
+    """What stands around the block hash in a key of the tested release (``...@group:0@<hash>``), or in one of LMCache's."""
+    if found := LMCACHE_KEY.match(key):
+        return f"{found['front']}@{found['rest']}"
     return key.rpartition("@")[0]
 
 
 def key_hash(key: str) -> str:
     """The block hash of a key."""
+    if found := LMCACHE_KEY.match(key):
+        return found["hash"]
     return key.rpartition("@")[2]
 
 

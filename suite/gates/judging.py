@@ -236,7 +236,9 @@ def sums_and_sources(
     engine: r.EngineFacts, observed: r.Observation | Sequence[r.Observation], delta: dict[str, float] | None
 ) -> list[r.Finding]:
     """Conservation and three-source agreement of exactly the requests that an engine got between two scrapes."""
-    per_token = 0 if engine.connector == "native" else engine.kv_bytes_per_token  # no connector, no bytes to count
+    # No connector, no bytes to count; and an engine with LMCache exposes none of them: response, sources and hits have to agree.
+    uncounted = engine.connector == "native" or engine.connector.startswith("lmcache")
+    per_token = 0 if uncounted else engine.kv_bytes_per_token
     return [
         *conservation.check_conservation(observed, delta, kv_bytes_per_token=per_token),
         *sources.check_sources(observed, delta, kv_bytes_per_token=per_token),

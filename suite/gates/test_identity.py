@@ -62,6 +62,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
+    judges_lmcache = True
     version = 4
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
@@ -80,6 +81,15 @@ class OtherEngine(Gate):
                 "avoid": AVOID,
             }
             yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=UNRECORDED and name in CORE)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if case.params["protection"] != "default" and any(e.connector.startswith("lmcache") for e in base.engines):
+            raise Untestable(
+                "lmcache",
+                f"the protection {case.params['protection']!r} is an option of vLLM's own store connector",
+                "judge the .default cases, or the pool without LMCache (--stack gpu-shared)",
+            )
+        return base
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
@@ -106,6 +116,7 @@ class Salt(Gate):
     """
 
     id = "I.salt"
+    judges_lmcache = True
     version = 3
     claim = "blocks saved under one cache salt are reused under that salt alone"
     proof = ("ignored-salt",)
@@ -155,6 +166,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
+    judges_lmcache = True
     version = 3
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 

@@ -39,6 +39,28 @@ BAD = [
     ('name = "x"\n[engine]\nconnector = "native"\nhash_seed = "abc"', "hash_seed"),
     ('name = "x"\nruntime = "docker"\n[engine]\nconnector = "native"\ncpus = 0.1', "cpus = 0.1: at least 0.5"),
     ('name = "x"\n[engine]\nconnector = "native"\ncpus = 1.5', "limits a container"),
+    ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache"', r"needs lmcache = \{ local_cpu_bytes"),
+    ('name = "x"\n[engine]\nconnector = "native"\nlmcache = {}', "lmcache table is for"),
+    ('name = "x"\n[engine]\nconnector = "lmcache"\nlmcache = {}', "no CPU path"),
+    ('name = "x"\nplatform = "cuda"\n[store]\n[engine]\nconnector = "lmcache"\nlmcache = {}', "joins no pool"),
+    (
+        'name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache-mooncake"\nlmcache = {}',
+        r"needs a \[store\] table",
+    ),
+    ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache"\nlmcache = {local_cpu = false}', "kept anywhere"),
+    (
+        'name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache"\nlmcache = {chunk_tokens = 40}',
+        "no multiple of block_tokens",
+    ),
+    (
+        'name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache"\nlmcache = {local_cpu_bytes = 0}',
+        "must be positive",
+    ),
+    ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "lmcache"\nlmcache = {chunk = 1}', "unknown field `chunk`"),
+    (
+        'name = "x"\nplatform = "cuda"\n[store]\nmasters = 3\n[engine]\nconnector = "lmcache-mooncake"\nlmcache = {}',
+        "store.masters = 1",
+    ),
     ('name = "x"\n[engine]\nconnector = "cpu-offload"\nkv_extra = {cpu_bytes_to_use = 1}', "GPUs only"),
     ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "cpu-offload"', "cpu_bytes_to_use"),
     ('name = "x"\nplatform = "cuda"\n[engine]\nconnector = "multi"\nkv_extra = {cpu_bytes_to_use = 1}', "store"),
