@@ -47,11 +47,6 @@ TOUCHED_BY_A_PAUSE = frozenset(
 UNITS_OF_TARGET = re.compile(r"[:|]")
 """Separates the units in the target of a fault: ``data:owner0`` (a link and its end), ``e0|e1`` (two that were parted)."""
 
-UNRECORDED = False
-"""``core`` of a case that belongs in the core and that the tested releases fail: the case gets ``core=True`` when three runs of
-it are recorded as expected (``suite/expectations``), so that ``make gates`` compares with nothing that nobody has seen. Until
-then ``--scope full`` runs it."""
-
 
 @dataclass(frozen=True)
 class Case:
