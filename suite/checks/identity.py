@@ -48,8 +48,11 @@ class Reuse:
         return text + (f", {self.loads_failed} failed loads" if self.loads_failed else "")
 
 
-def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
-    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero."""
+def reuse_of(o: r.Observation, delta: Mapping[str, float], *, counts_loads: bool = True) -> Reuse:
+    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero.
+
+    counts_loads: the engine's connector counts what it reads; where it does not (LMCache), response, sources and hits alone speak.
+    """
 
     def count(name: str) -> int:
         return int(delta[name])
@@ -57,7 +60,7 @@ def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
     def store(status: str, quantity: str) -> int:
         return int(delta.get(f"store.{STORE_GET}.{status}.{quantity}", 0.0))
 
-    if not any(name.startswith("store.") for name in delta):
+    if counts_loads and not any(name.startswith("store.") for name in delta):
         raise KeyError("no store counters in this delta: the engine reports none")
     return Reuse(
         response_tokens=o.cached_tokens or 0,
