@@ -44,7 +44,8 @@ class Reuse:
 
     def __str__(self) -> str:
         text = f"{self.tokens} tokens ({self.external_tokens} external, {self.local_tokens} local)"
-        text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
+        if self.loaded_bytes or self.loads_ok:
+            text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
         return text + (f", {self.loads_failed} failed loads" if self.loads_failed else "")
 
 
