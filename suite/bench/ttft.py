@@ -18,7 +18,7 @@ from suite.bench.statistics import ALPHA, METHOD, Decision, decide, fewest_block
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
-from suite.gates.judging import delta_of, explanation, ordered, visible_findings
+from suite.gates.judging import counts_loads, delta_of, explanation, ordered, visible_findings
 from suite.workload.summary import Spread
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def accounting(history: History, *, pooled: bool) -> list[r.Finding]:
     for o in history.observations():
         if o.role.partition("/")[0] in ARMS:
             engine = history.engine(o.engine)
-            per_token = engine.kv_bytes_per_token if pooled and not engine.connector.startswith("lmcache") else 0
+            per_token = engine.kv_bytes_per_token if pooled and counts_loads(engine) else 0
             found += conservation.check_conservation(o, delta_of(history, o), kv_bytes_per_token=per_token)
     return found
 

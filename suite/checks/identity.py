@@ -44,12 +44,16 @@ class Reuse:
 
     def __str__(self) -> str:
         text = f"{self.tokens} tokens ({self.external_tokens} external, {self.local_tokens} local)"
-        text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
+        if self.loaded_bytes or self.loads_ok:
+            text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
         return text + (f", {self.loads_failed} failed loads" if self.loads_failed else "")
 
 
-def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
-    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero."""
+def reuse_of(o: r.Observation, delta: Mapping[str, float], *, counts_loads: bool = True) -> Reuse:
+    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero.
+
+    counts_loads: the engine's connector counts what it reads; where it does not (LMCache), response, sources and hits alone speak.
+    """
 
     def count(name: str) -> int:
         return int(delta[name])
@@ -57,7 +61,7 @@ def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
     def store(status: str, quantity: str) -> int:
         return int(delta.get(f"store.{STORE_GET}.{status}.{quantity}", 0.0))
 
-    if not any(name.startswith("store.") for name in delta):
+    if counts_loads and not any(name.startswith("store.") for name in delta):
         raise KeyError("no store counters in this delta: the engine reports none")
     return Reuse(
         response_tokens=o.cached_tokens or 0,

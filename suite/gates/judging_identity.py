@@ -17,7 +17,15 @@ from reports.history import History
 from suite.checks import answers, hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, failed_loads, fallbacks, ordered, sums_and_sources, visible_findings
+from suite.gates.judging import (
+    counts_loads,
+    delta_of,
+    failed_loads,
+    fallbacks,
+    ordered,
+    sums_and_sources,
+    visible_findings,
+)
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, Oracle
 from suite.gates.selections import kind_of, measured
 from suite.workload.prompts import reusable_tokens
@@ -137,7 +145,7 @@ def _judge_pair(
         saver_name=fact["saver"],
         reader_name=fact["reader"],
         foreign=foreign,
-        reuse=identity.reuse_of(foreign, delta),
+        reuse=identity.reuse_of(foreign, delta, counts_loads=counts_loads(engine_facts(history, foreign.engine))),
         cold=roles["cold"],
         native=roles["native"],
         own=roles["own"][0],

@@ -22,11 +22,11 @@ from reports import records as r
 from reports.results_tables import Published, source_of
 from suite.bench.blocks import chunk_of, complaint
 from suite.bench.offload import OFFLOAD
-from suite.checks.identity import key_hash, told_apart_by
+from suite.checks.identity import key_hash, reuse_of, told_apart_by
 from suite.checks.logs import classify
 from suite.contract import Case
 from suite.gates.identity_arms import Party
-from suite.gates.judging import sums_and_sources
+from suite.gates.judging import counts_loads, sums_and_sources
 from suite.gates.test_connector_options import OPTIONS_GATE
 from suite.gates.test_hash_parity import SHARE
 from suite.gates.test_identity import OTHER_ENGINE
@@ -241,6 +241,22 @@ def test_no_bytes_are_asked_of_an_engine_that_counts_none() -> None:
     ]
     with pytest.raises(KeyError, match="store counters"):
         sums_and_sources(engine_facts("mooncake-store"), seen, delta)
+
+
+def test_what_was_read_across_is_told_without_counters_of_loads() -> None:
+    delta = {"prompt_tokens.local": 0.0, "prompt_tokens.external": 992.0, "external_hits_tokens": 992.0}
+    seen = r.Observation(
+        request_id="x", case_id="c", phase="p", engine="e0", prompt_token_ids=tuple(range(1000)), sent_s=0.0, done_s=1.0, deadline_s=9.0,
+        http_status=200, cached_tokens=992,
+    )  # fmt: skip
+    assert (counts_loads(engine_facts("lmcache-mooncake")), counts_loads(engine_facts("mooncake-store"))) == (
+        False,
+        True,
+    )
+    found = reuse_of(seen, delta, counts_loads=False)
+    assert (found.any, found.tokens, found.loaded_bytes) == (True, 992, 0)
+    with pytest.raises(KeyError, match="no store counters"):
+        reuse_of(seen, delta)
 
 
 def test_an_external_hit_is_whole_chunks() -> None:
