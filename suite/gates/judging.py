@@ -276,7 +276,11 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     unequal = [pair for pair, is_same in zip(native, same, strict=True) if not is_same]
     found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
     cold = [*_pairs(history, "external", "cold"), *_pairs(history, "external", "reference"), *unequal]
-    return found + answers.judge_cold(cold, oracle.cold_limit).findings
+    confirmed = {a.request_id for a, b in equal if not answers.judge_external_vs_native([(a, b)], oracle.native)}
+    twins = [pair for pair in cold if pair[0].request_id in confirmed]
+    others = [pair for pair in cold if pair[0].request_id not in confirmed]
+    found += answers.judge_cold(twins, oracle.cold_limit_of_twins).findings if twins else []
+    return found + (answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else [])
 
 
 def failed_loads(history: History, o: r.Observation) -> int:

@@ -68,7 +68,7 @@ class Options(Gate):
     """
 
     id = "P.options"
-    version = 3
+    version = 4
     claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
 
     def cases(self) -> Iterable[Case]:
@@ -172,7 +172,7 @@ class Families(Gate):
     """
 
     id = "P.families"
-    version = 2
+    version = 3
     claim = "reuse is exact and answers are right for every family of attention that can be run here"
 
     def cases(self) -> Iterable[Case]:

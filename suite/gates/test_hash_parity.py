@@ -48,7 +48,7 @@ class Share(Gate):
 
     id = "H.share"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
     proof = (
         "foreign-block",

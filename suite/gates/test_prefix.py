@@ -45,7 +45,7 @@ class Boundary(Gate):
 
     id = "P.boundary"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
     proof = (
         "foreign-block",
@@ -95,7 +95,7 @@ class Local(Gate):
 
     id = "P.local"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
     needs_pool = False
     min_engines = 1
@@ -133,7 +133,7 @@ class Divergent(Gate):
 
     id = "P.divergent"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
     proof = (
         "foreign-block",
@@ -190,7 +190,7 @@ class LoadSize(Gate):
 
     id = "P.size"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
     )
