@@ -85,6 +85,9 @@ class Gate:
     min_engines: ClassVar[int] = 2
     judges_deaths: ClassVar[bool] = False
     """An engine's end is what its cases are about: ``judge`` says what it means (planted defects)."""
+    may_be_refused: ClassVar[bool] = False
+    """An engine that says at its start that it does not support what a case asks for makes the case UNTESTABLE, in its words.
+    For gates whose cases bring models and arguments that not every platform and release takes; elsewhere it is our error."""
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 

@@ -18,8 +18,8 @@ import safetensors
 
 from fixtures.errors import UsageError
 from fixtures.model_files import MANIFEST, broken_files, to_bfloat16
+from fixtures.model_layers import weights
 from fixtures.model_tokenizer import END_OF_TEXT, byte_characters, speakable
-from fixtures.model_weights import weights
 from fixtures.models import BUILDER_VERSION, TINY, ModelInfo, directory_name, ensure_model, resolve_model, spec_digest
 from suite.selftest.numpy_decoder import Decoder
 
@@ -248,7 +248,7 @@ def test_weight_file_is_safetensors_with_the_values_drawn(tmp_path: Path, name: 
     data = (ensure_model(name, tmp_path).path / "model.safetensors").read_bytes()
     entries: list[tuple[str, Any]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     found = {key: (entry["dtype"], entry["shape"], bytes(entry["data"])) for key, entry in entries}
-    drawn = dict(weights(TINY[name], qkv_bias=TINY[name].architecture == "qwen2"))
+    drawn = dict(weights(TINY[name]))
     assert found == {k: ("BF16", list(v.shape), to_bfloat16(v).tobytes()) for k, v in drawn.items()}
 
 
