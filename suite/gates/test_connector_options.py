@@ -95,12 +95,15 @@ class Options(Gate):
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
-        note_drafts(stack, "before")
+        speculates = case.params["option"] == "speculative"
+        if speculates:
+            note_drafts(stack, "before")
         if case.params["option"] == "save-decode":
             collect_decode(stack, case)
         else:
             share_and_boundary(stack, case.id)
-        note_drafts(stack, "after")
+        if speculates:
+            note_drafts(stack, "after")
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
@@ -122,7 +125,8 @@ DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 def note_drafts(stack: Stack, when: str) -> None:
     """Record how many tokens each engine's speculation has proposed so far: the fact ``drafted.<when>``, None where it has none."""
     stack.fact(
-        f"drafted.{when}", {name: telemetry.read_counter(stack.engines[name].url, DRAFTED) for name in stack.names}
+        f"drafted.{when}",
+        {name: telemetry.read_counter(stack.engines[name].facts.url, DRAFTED) for name in stack.names},
     )
 
 
