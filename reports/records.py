@@ -212,6 +212,19 @@ class Deviation(Part, frozen=True, kw_only=True):
     reason: str
 
 
+class KvLayers(Part, frozen=True, kw_only=True):
+    """Layers of a model that keep the same of the tokens before.
+
+    kind: ``full`` (all of them), ``window`` (the last ``window_tokens``), or ``state`` (one state, whatever their number).
+    """
+
+    kind: str
+    layers: int
+    token_bytes: int
+    """Bytes that a token which is kept takes in these layers together; 0 for a state."""
+    window_tokens: int = 0
+
+
 class EngineFacts(Part, frozen=True, kw_only=True):
     """What a judge needs to know of an engine. ``block_tokens`` is the KV block size in tokens."""
 
@@ -227,8 +240,20 @@ class EngineFacts(Part, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     kv_bytes_per_token: int = 0
     """Bytes of KV (all layers, K and V) a token takes in the pool; 0 when unknown."""
+    kv_layers: tuple[KvLayers, ...] = ()
+    """What the layers keep; empty when unknown, or in evidence of a suite that knew full attention alone."""
     layers: int = 0
     settings: dict[str, Any] = {}
+
+    @property
+    def keeps_all(self) -> bool:
+        """Every layer keeps every token: each whole block of a prompt is one key a rank, and a hit reads all of its bytes."""
+        return all(layers.kind == "full" for layers in self.kv_layers)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """The engine has a prefix cache of its own; without one it reads even what it saved itself from the pool."""
+        return bool(self.settings.get("prefix_caching", True))
 
 
 class StackUp(Record, frozen=True, kw_only=True, tag="stack-up"):

@@ -83,6 +83,9 @@ class Gate:
     judges_lmcache: ClassVar[bool] = False
     """It can judge engines whose connector is LMCache: it needs requests, the engine's counters of prompt tokens by source and (with a
     pool) its listing of keys, and nothing of vLLM's own store connector: no counters of lookups, loads or bytes, no options."""
+    may_be_refused: ClassVar[bool] = False
+    """An engine that says at its start that it does not support what a case asks for makes the case UNTESTABLE, in its words.
+    For gates whose cases bring models and arguments that not every platform and release takes; elsewhere it is our error."""
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fixtures.errors import Untestable
 from reports import records as r
+from suite.checks.kv_layers import blocks_of_window
 from suite.workload.prompts import Prompt, PromptMaker
 
 if TYPE_CHECKING:
@@ -77,6 +78,20 @@ def reuse_arms(stack: Stack, case_id: str, prompt: Prompt, saver: str, reader: s
         else:
             stack.dirty = True
     return answered
+
+
+SHARE_TOKENS = 2000
+"""The long prompt of ``share_and_boundary``: one prefill chunk, 62 blocks of 32 tokens."""
+
+
+def share_and_boundary(stack: Stack, case_id: str) -> None:
+    """One long prompt and lengths around a block boundary, from the first engine to the second."""
+    saver, reader = stack.names[0], stack.names[1]
+    block = stack.engines[saver].facts.block_tokens
+    prompts = stack.prompts(case_id)
+    for tag, tokens in {"long": SHARE_TOKENS, "k3-1": 3 * block - 1, "k3": 3 * block, "k3+1": 3 * block + 1}.items():
+        if not reuse_arms(stack, case_id, prompts.fresh(tag, tokens), saver, reader, tag):
+            return
 
 
 def other_engine(stack: Stack, engine: str) -> str:
@@ -153,7 +168,7 @@ def _measure(stack: Stack, planted: bool, concurrent: bool) -> None:
         ask_contrasts(stack, prompts.fresh("contrast", min(PLANTED_PROMPT_TOKENS, longest)), prompts)
     if planted and stack.store is not None and len(stack.names) > 1:
         with stack.phase(CALIBRATION, "planted"):
-            plant_wrong_blocks(stack, prompts.fresh("planted", PLANTED_PROMPT_TOKENS), prompts)
+            plant_wrong_blocks(stack, prompts.fresh("planted", planted_prompt_tokens(stack)), prompts)
 
 
 def _measure_concurrent(stack: Stack) -> None:
@@ -168,9 +183,27 @@ def _measure_concurrent(stack: Stack) -> None:
                 stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
 
 
-def positions(blocks: int) -> dict[str, int]:
-    """The blocks (by index) at which the oracle's sensitivity is measured."""
-    return {"first": 0, "middle": blocks // 2, "last": blocks - 1}
+def positions(blocks: int, first: int = 0) -> dict[str, int]:
+    """The blocks (by index) at which the oracle's sensitivity is measured. first: the first one that a hit reads."""
+    return {"first": first, "middle": (first + blocks) // 2, "last": blocks - 1}
+
+
+def planted_prompt_tokens(stack: Stack) -> int:
+    """Of a model with recurrent states one token behind the last whole block: the state of a hit's end is seen best there, as
+    some states (a short convolution's) are forgotten within a few tokens."""
+    facts = stack.engines[stack.names[0]].facts
+    if not any(layers.kind == "state" for layers in facts.kv_layers):
+        return PLANTED_PROMPT_TOKENS
+    return PLANTED_PROMPT_TOKENS // facts.block_tokens * facts.block_tokens + 1
+
+
+def first_block_read(facts: r.EngineFacts, blocks: int) -> int:
+    """Index of the first block of a hit that is read at all: 0 where any layer keeps all tokens, else the first one inside the
+    widest window."""
+    windows = [layers.window_tokens for layers in facts.kv_layers if layers.kind == "window"]
+    if not windows or any(layers.kind == "full" for layers in facts.kv_layers):
+        return 0
+    return max(0, blocks - blocks_of_window(max(windows), facts.block_tokens))
 
 
 def ask_contrasts(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
@@ -184,25 +217,9 @@ def ask_contrasts(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
         stack.ask(engine, changed, f"contrast/{where}", cache_salt=f"{CALIBRATION}.contrast.{where}")
 
 
-QUIET_SCRAPES, QUIET_POLL_S = 4, 0.25
-"""So many equal counts of keys, so far apart, say that nothing is being saved any more (measured lag: up to 0.3 s)."""
-
-
 def settle_saves(stack: Stack) -> None:
     """Wait until saves of earlier requests are listed: whoever looks for new keys must not find theirs."""
-    counts: list[int] = []
-
-    def quiet() -> bool:
-        counts.append(stack.key_count())
-        return len(counts) >= QUIET_SCRAPES and len(set(counts[-QUIET_SCRAPES:])) == 1
-
-    stack.wait(
-        "earlier saves to be listed",
-        quiet,
-        bound_s=stack.spec.timeouts.visible_s,
-        bound_source="spec timeouts.visible_s",
-        poll_s=QUIET_POLL_S,
-    )
+    stack.wait_quiet("earlier saves to be listed")
 
 
 def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> None:
@@ -215,11 +232,12 @@ def plant_wrong_blocks(stack: Stack, prompt: Prompt, prompts: PromptMaker) -> No
     saver = stack.names[0]
     block = stack.engines[saver].facts.block_tokens
     blocks = stack.reusable(saver, prompt) // block
+    places = positions(blocks, first_block_read(stack.engines[saver].facts, blocks))
     settle_saves(stack)
     foreign_keys_before = stack.keys()
     stack.save(saver, prompts.fresh("planted/foreign", block + 1), role="planted-foreign")
     foreign = sorted(stack.keys() - foreign_keys_before)
-    for where, index in positions(blocks).items():
+    for where, index in places.items():
         for attempt in range(PLANT_ATTEMPTS):
             victim = prompts.fresh(f"planted/{where}/{attempt}", len(prompt))
             if _plant_one(stack, victim, where, index, foreign):
@@ -237,15 +255,38 @@ def _plant_one(stack: Stack, victim: Prompt, where: str, index: int, foreign: li
     own = sorted(stack.keys() - before)
     stack.save(saver, victim, role="planted-prefix")
     stack.ask(saver, victim, "planted-reference")
-    answer: Any = None
-    if len(own) == 1 and len(foreign) == 1:
-        (answer,) = stack.store_tool([{"op": "replace", "key": own[0], "how": "copy", "source": foreign[0]}])
+    answer = replace_keys(stack, own, foreign)
     planted = stack.ask_measured(reader, victim, "planted")
     stack.fact(
         "planted-block",
         {"where": where, "block": index, "keys": own, "replaced": answer, "request_id": planted.request_id},
     )
     return planted_was_read(answer, planted)
+
+
+def replace_keys(stack: Stack, own: list[str], foreign: list[str]) -> dict[str, Any] | None:
+    """Replace every key of a block by the foreign block's of the same group; None where they are not one pair a group.
+
+    A block has a key for each group of layers that keeps it. Returns the store tool's answer, of several keys one of them all:
+    ``put`` is the first failure, ``before`` and ``after`` list what was there.
+    """
+    sources = {_group(key): key for key in foreign}
+    if not own or len(sources) != len(foreign) or sorted(map(_group, own)) != sorted(sources):
+        return None
+    steps = [{"op": "replace", "key": key, "how": "copy", "source": sources[_group(key)]} for key in own]
+    answers = stack.store_tool(steps)
+    if len(answers) == 1:
+        return dict(answers[0])
+    return {
+        "put": next((answer["put"] for answer in answers if answer["put"] != 0), 0),
+        "before": [answer["before"] for answer in answers],
+        "after": [answer["after"] for answer in answers],
+    }
+
+
+def _group(key: str) -> str:
+    """A key without its block's hash: model, ranks, and the group of layers."""
+    return key.rpartition("@")[0]
 
 
 def planted_was_read(replaced: Mapping[str, Any] | None, answer: r.Observation) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from reports import records as r
 from reports.history import History
-from suite.checks import answers, conservation, degrade, hits, liveness, logs, parity, sources
+from suite.checks import answers, conservation, degrade, hits, kv_layers, liveness, logs, parity, sources
 from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
@@ -165,13 +165,16 @@ def expected_external(history: History, o: r.Observation) -> int:
     if kind == "external":
         fact = history.fact("divergent")
         return int(fact.value["common_tokens"]) if fact else -1
+    engine = history.engine(o.engine)
+    if kind in ("native", "native-2") and not engine.caches_prefixes and engine.connector != "native":
+        return reusable_tokens(len(o.prompt_token_ids), block)
     return 0
 
 
 def expected_local(history: History, o: r.Observation) -> int:
     """Tokens a request must get from its engine's own cache, by its role."""
     kind, tag = _tag(o.role)
-    if kind not in ("native", "native-2"):
+    if kind not in ("native", "native-2") or not history.engine(o.engine).caches_prefixes:
         return 0
     if tag == "divergent":
         fact = history.fact("divergent")
@@ -242,11 +245,15 @@ def sums_and_sources(
     engine: r.EngineFacts, observed: r.Observation | Sequence[r.Observation], delta: dict[str, float] | None
 ) -> list[r.Finding]:
     """Conservation and three-source agreement of exactly the requests that an engine got between two scrapes."""
-    per_token = engine.kv_bytes_per_token if counts_loads(engine) else 0
-    return [
+    pooled = counts_loads(engine)
+    per_token = engine.kv_bytes_per_token if pooled and engine.keeps_all else 0
+    found = [
         *conservation.check_conservation(observed, delta, kv_bytes_per_token=per_token),
         *sources.check_sources(observed, delta, kv_bytes_per_token=per_token),
     ]
+    if pooled and not engine.keeps_all and delta is not None and isinstance(observed, r.Observation) and observed.ok:
+        found += kv_layers.check_bytes_of_hit(observed, delta, engine)
+    return found
 
 
 def _accounting(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fixtures.model_files import config_json
+from fixtures.model_kv import kv_layers
 from fixtures.models import TINY, resolve_model
 from fixtures.request import Request
 from reports import records as r
@@ -144,7 +146,8 @@ def kv_bytes_per_token(model: str) -> int:
     """Bytes of KV a token takes. Of a tiny model from its spec: cases are laid out before anything is built."""
     if model in TINY:
         spec = TINY[model]
-        return 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPE_BYTES
+        kept = kv_layers(config_json(spec), spec.kv_heads, spec.head_dim, DTYPE_BYTES)
+        return sum(layers.token_bytes for layers in kept)
     return resolve_model(model).kv_bytes_per_token(DTYPE_BYTES)
 
 

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from fixtures.errors import EngineDied, HarnessError, Untestable, UsageError
+from fixtures.errors import EngineDied, EngineRefused, HarnessError, Untestable, UsageError
 from reports import records as r
 from suite.contract import Case, Gate, outcome_of
 
@@ -79,6 +79,8 @@ class FakePool:
             raise UsageError("--stack: port 1 is in use; choose another")
         if spec.name == "no-start":
             raise HarnessError("engine e0 exited with 1")
+        if spec.name == "refused":
+            raise EngineRefused("engine e0 exited with 1", "ValueError: x is not supported", "0.1")
         if spec.name == "dies":
             raise EngineDied("e0", "AssertionError: not that way", ("last line",))
         self.number += 1
@@ -97,6 +99,7 @@ class FakeGate(Gate):
 
     def __init__(self, id, cases):
         self.id, self._cases = id, cases
+        self.may_be_refused = id == "P.families"
 
     def cases(self):
         return self._cases

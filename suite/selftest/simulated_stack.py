@@ -55,6 +55,9 @@ class SimulatedEngine:
 class SimulatedStack(Stack):
     """``lies``: names of what this stack does wrong; see ``_serve``, ``_read`` and the methods that ask for them."""
 
+    kv_layers: tuple[r.KvLayers, ...] = ()
+    """Of its model; as if every layer kept every token where empty."""
+
     def __init__(self, spec: StackSpec | None = None, lies: Sequence[str] = ()) -> None:
         self.records: list[r.Record] = []
         self.lies = set(lies)
@@ -85,6 +88,7 @@ class SimulatedStack(Stack):
                 load_failure_policy="recompute",
                 hash_seed="0",
                 kv_bytes_per_token=BYTES_A_TOKEN,
+                kv_layers=self.kv_layers,
                 layers=4,
                 settings={"prefix_caching": True},
             )
@@ -307,13 +311,16 @@ class SimulatedStack(Stack):
                 "prompt_tokens.computed": prompt - local - external,
                 "external_hits_tokens": external * (2 if "booked-twice" in self.lies else 1),
                 "store.load_get.ok.ops": 1 if external else 0,
-                "store.load_get.ok.bytes": external * BYTES_A_TOKEN,
+                "store.load_get.ok.bytes": self._bytes_read(external),
             }
         )
         held.counted["preemptions"] += 0 if "calm" in self.lies else 1
         self.master["evicted"] += 0 if "calm" in self.lies else 1
         if "leak" in self.lies:
             held.usage = 0.01
+
+    def _bytes_read(self, external: int) -> int:
+        return external * BYTES_A_TOKEN
 
     def _keep(self, engine: str, prompt: tuple[int, ...], tokens: tuple[int, ...], salt: str | None, most: int) -> None:
         self.held[engine].local.update(_keys(prompt + tokens[:-1], salt))

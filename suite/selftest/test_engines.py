@@ -20,6 +20,7 @@ from fixtures.engines import EnginePlan, engine_ready, lookup_socket, plan_engin
 from fixtures.errors import UsageError
 from fixtures.installed import check_installed, versions
 from fixtures.spec import StackSpec, parse_spec
+from reports.records import KvLayers
 
 pytestmark = pytest.mark.selftest
 
@@ -42,6 +43,9 @@ class Model:
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         return 1024 * dtype_bytes
+
+    def kv_layers(self, dtype_bytes: int = 2) -> tuple[KvLayers, ...]:
+        return (KvLayers(kind="full", layers=self.layers, token_bytes=1024 * dtype_bytes),)
 
 
 def stack(engine: str = "", top: str = "", store: str = STORE) -> StackSpec:

@@ -13,7 +13,7 @@ from fixtures.errors import UsageError
 from fixtures.identity_adapters import RANK, _tensors, ensure_adapter, put_adapter
 from fixtures.identity_variants import lora_arguments
 from fixtures.identity_weights import weights_digest
-from fixtures.model_weights import weights
+from fixtures.model_layers import weights
 from fixtures.models import TINY
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT
 from suite.selftest.numpy_decoder import Decoder
@@ -73,7 +73,7 @@ def test_an_adapter_of_another_scale_is_another_adapter(tmp_path: Path) -> None:
 
 
 def test_an_adapter_changes_the_answer_far_more_than_the_oracle_needs() -> None:
-    base = dict(weights(BASE, qkv_bias=True))
+    base = dict(weights(BASE))
     adapted = dict(base)
     tensors = dict(_tensors(BASE, 1))
     for name in [n for n in tensors if n.endswith("lora_A.weight")]:

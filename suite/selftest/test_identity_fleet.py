@@ -282,9 +282,9 @@ def test_adapters_that_a_running_engine_lists_count(models: dict[str, str], tmp_
 
 
 def test_what_cannot_be_read_is_never_safe(models: dict[str, str]) -> None:
-    hub = deployed("a", "org/tiny-base-99d80d42")
+    hub = deployed("a", f"org/{Path(models['base']).name}")
     assert pair(hub, deployed("b", models["base"])).relation == "UNKNOWN"
-    assert pair(hub, deployed("b", "other-org/tiny-base-99d80d42")).relation == "UNKNOWN"
+    assert pair(hub, deployed("b", f"other-org/{Path(models['base']).name}")).relation == "UNKNOWN"
     commit = "a" * 40
     known = [deployed(n, "org/tiny", "--revision", commit, model_dir="") for n in "ab"]
     assert pair(*known).relation == "UNKNOWN", "its configuration is not known either"

@@ -17,9 +17,10 @@ import pytest
 import safetensors
 
 from fixtures.errors import UsageError
+from fixtures.model_architectures import CONVOLUTION
 from fixtures.model_files import MANIFEST, broken_files, to_bfloat16
+from fixtures.model_layers import weights
 from fixtures.model_tokenizer import END_OF_TEXT, byte_characters, speakable
-from fixtures.model_weights import weights
 from fixtures.models import BUILDER_VERSION, TINY, ModelInfo, directory_name, ensure_model, resolve_model, spec_digest
 from suite.selftest.numpy_decoder import Decoder
 
@@ -228,6 +229,13 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
         ({"vocab_size": 300}, "needs 512 or more"),
         ({"architecture": "rnn"}, "there are: qwen2"),
         ({"intermediate": 64}, "at least hidden = 256"),
+        ({"architecture": "lfm2"}, "needs one for each layer"),
+        ({"layer_kinds": ("conv",) * 4}, "qwen2 takes one of none"),
+        ({"architecture": "llama", "layer_kinds": ("full_attention",)}, "for each of 4 layers"),
+        ({"architecture": "llama", "layer_kinds": ("sliding_attention",) * 4}, "sliding_window is needed"),
+        ({"latent_rank": 512}, "deepseek_v2 needs it"),
+        ({"architecture": "deepseek_v2", "latent_rank": 512}, "latent_rope_dim = 0: deepseek_v2 needs it"),
+        ({"experts": 2}, "mixtral needs it"),
     ],
 )
 def test_impossible_spec_is_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
@@ -248,7 +256,7 @@ def test_weight_file_is_safetensors_with_the_values_drawn(tmp_path: Path, name: 
     data = (ensure_model(name, tmp_path).path / "model.safetensors").read_bytes()
     entries: list[tuple[str, Any]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     found = {key: (entry["dtype"], entry["shape"], bytes(entry["data"])) for key, entry in entries}
-    drawn = dict(weights(TINY[name], qkv_bias=TINY[name].architecture == "qwen2"))
+    drawn = dict(weights(TINY[name]))
     assert found == {k: ("BF16", list(v.shape), to_bfloat16(v).tobytes()) for k, v in drawn.items()}
 
 
@@ -282,11 +290,14 @@ SEEN_NAT = 0.5
 """A wrong block must move a top-5 logprob by this much in one step; `fixtures.model_probe` has the figures of real engines."""
 
 
-def _shifts(decoder: Decoder) -> dict[str, float]:
-    """Largest change of a top-5 logprob of the next token, in nat, with the KV of one block wrong, for each kind of wrong."""
+def _shifts(decoder: Decoder, tail: int = BLOCK) -> dict[str, float]:
+    """Largest change of a top-5 logprob of the next token, in nat, with the KV of one block wrong, for each kind of wrong.
+
+    tail: tokens that follow what is cached.
+    """
     random = np.random.default_rng(7)
-    ids, other = (random.integers(0, END_OF_TEXT, PROMPT) for _ in range(2))
     cached = PROMPT - BLOCK
+    ids, other = (random.integers(0, END_OF_TEXT, cached + tail) for _ in range(2))
     _, right = decoder.run(ids[:cached])
     _, foreign = decoder.run(other[:cached])
     want, _ = decoder.run(ids[cached:], right)
@@ -312,6 +323,53 @@ def test_one_wrong_block_is_seen() -> None:
     shifts = _shifts(Decoder(TINY["tiny-base"], weights(TINY["tiny-base"])))
     assert len(shifts) == 5
     assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT} == {}
+
+
+@pytest.mark.parametrize("name", ["tiny-window", "tiny-interleaved", "tiny-latent", "tiny-experts", "tiny-hybrid"])
+def test_one_wrong_block_is_seen_in_every_family(name: str) -> None:
+    """By half as much at least, which is more than plain random weights see."""
+    shifts = _shifts(Decoder(TINY[name], weights(TINY[name])), tail=1)
+    assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT / 2} == {}
+
+
+def _with_foreign_states(decoder: Decoder, tail: int) -> float:
+    """As ``_shifts``, with the states of another prompt and the right keys and values."""
+    spec = decoder.spec
+    random = np.random.default_rng(7)
+    ids, other = (random.integers(0, END_OF_TEXT, 224 + tail) for _ in range(2))
+    (_, right), (_, foreign) = decoder.run(ids[:224]), decoder.run(other[:224])
+    states = [
+        theirs if kind == CONVOLUTION else mine
+        for kind, mine, theirs in zip(spec.layer_kinds, right, foreign, strict=True)
+    ]
+    want, got = decoder.run(ids[224:], right)[0][-1], decoder.run(ids[224:], states)[0][-1]
+    return float(np.abs(want - got)[np.argsort(want)[-5:]].max())
+
+
+def test_a_wrong_state_is_seen_where_one_token_follows_it() -> None:
+    decoder = Decoder(TINY["tiny-hybrid"], weights(TINY["tiny-hybrid"]))
+    assert _with_foreign_states(decoder, tail=1) > SEEN_NAT
+
+
+@pytest.mark.parametrize("name", [n for n in TINY if n != "tiny-deep"])
+def test_what_is_cached_is_all_that_a_decoder_needs(name: str) -> None:
+    """A prompt read in two parts gives the answer of one read at once: windows, latents and states included."""
+    decoder = Decoder(TINY[name], weights(TINY[name]))
+    ids = np.random.default_rng(3).integers(0, END_OF_TEXT, 100)
+    whole, _ = decoder.run(ids)
+    _, cache = decoder.run(ids[:64])
+    assert np.abs(decoder.run(ids[64:], cache)[0][-1] - whole[-1]).max() < 1e-3
+
+
+def test_a_window_hides_what_lies_before_it() -> None:
+    spec = replace(TINY["tiny-window"], layers=1)
+    decoder = Decoder(spec, weights(spec))
+    ids = np.random.default_rng(3).integers(0, END_OF_TEXT, 600)
+    near, far = ids.copy(), ids.copy()
+    far[600 - 512 - 1], near[600 - 512] = (ids[600 - 512 - 1] + 1) % 256, (ids[600 - 512] + 1) % 256
+    want, _ = decoder.run(ids)
+    assert np.array_equal(decoder.run(far)[0][-1], want[-1])
+    assert not np.array_equal(decoder.run(near)[0][-1], want[-1])
 
 
 @pytest.mark.slow

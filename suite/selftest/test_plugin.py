@@ -378,6 +378,15 @@ def test_an_engine_that_dies_at_its_first_request_is_the_stacks_failure(tree: Tr
     assert verdicts["P.a.3"].outcome is r.Outcome.PASS
 
 
+def test_an_engine_that_refuses_what_a_gate_asks_for_is_untestable_where_the_gate_expects_that(tree: Tree) -> None:
+    tree.gates('case("P.families", "1", variant="refused")', 'case("P.a", "1", variant="refused")')
+    assert tree.run("-m", "gates").ret == 12
+    verdicts = {v.case_id: v for v in load_run(tree.run_dir).history.of(r.Verdict)}
+    assert verdicts["P.families.1"].outcome is r.Outcome.UNTESTABLE
+    assert "vLLM 0.1 says at its start: ValueError: x is not supported" in verdicts["P.families.1"].got
+    assert verdicts["P.a.1"].outcome is r.Outcome.HARNESS_ERROR
+
+
 BLAMED = ("dead", "dead-later", "dead-beside-a-fault")
 NOT_BLAMED = ("dead-hurt", "dead-at-a-link", "dead-stopped", "dead-replaced", "dead-outside", "dead-unseen", "raise")
 

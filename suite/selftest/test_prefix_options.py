@@ -1,4 +1,4 @@
-"""Connector options and model families: their stacks, and their judges on a simulated stack."""
+"""Connector options: their stacks, and their judges on a simulated stack."""
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from fixtures.spec import load_spec
 from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate, safe_judge
-from suite.gates.test_connector_options import FAMILIES_GATE, OPTIONS_GATE
+from suite.gates.test_connector_options import OPTIONS_GATE
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
 pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
@@ -38,21 +38,6 @@ def test_roles_are_one_producer_and_one_consumer() -> None:
     assert [e.kv_role for e in spec.engines] == ["kv_producer", "kv_consumer"]
 
 
-@pytest.mark.parametrize("family", ["latent", "hybrid"])
-def test_a_family_that_cannot_be_made_says_why(family: str) -> None:
-    with pytest.raises(Untestable, match="makes no model with"):
-        FAMILIES_GATE.stack(load_spec("cpu"), case_of(FAMILIES_GATE, family))
-
-
-def test_families_run_on_models_of_their_own() -> None:
-    models = {
-        FAMILIES_GATE.stack(load_spec("cpu"), case).engines[0].model
-        for case in FAMILIES_GATE.cases()
-        if case.params["model"]
-    }
-    assert len(models) == 4
-
-
 @pytest.mark.parametrize(
     ("name", "lies", "outcome", "finding"),
     [
@@ -67,11 +52,6 @@ def test_families_run_on_models_of_their_own() -> None:
 def test_options_are_judged(name: str, lies: list[str], outcome: r.Outcome, finding: str) -> None:
     verdict = run_case(OPTIONS_GATE, f"P.options.{name}", lies)
     assert (verdict.outcome, verdict.finding) == (outcome, finding), verdict.findings
-
-
-def test_a_family_is_judged_like_any_prompt() -> None:
-    assert run_case(FAMILIES_GATE, "P.families.multi-query", []).outcome is Out.PASS
-    assert run_case(FAMILIES_GATE, "P.families.multi-query", ["foreign"]).finding == F.WRONG_ANSWER
 
 
 def test_an_option_that_a_release_reads_nowhere_is_no_verdict_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
