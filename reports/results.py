@@ -60,6 +60,16 @@ def published(folder: Path = PUBLISHED) -> list[Published]:
     return sorted(found, key=lambda p: (p.board.run.wall_s, p.name))
 
 
+def by_kind(runs: Sequence[Published]) -> dict[str, list[Published]]:
+    """What is told apart on the pages: kinds of machine, and the connector that is other code. (A case that fails through LMCache says
+    nothing of vLLM's own connector.)"""
+    return {
+        "GPU": [p for p in runs if p.on_gpu and not p.lmcache],
+        "GPU, through LMCache": [p for p in runs if p.on_gpu and p.lmcache],
+        "CPU": [p for p in runs if not p.on_gpu],
+    }
+
+
 # Pages ----------------------------------------------------------------------------------------------------------------
 def section(title: str, runs: Sequence[Published]) -> list[str]:
     """One kind of machine: runs, verdicts, times, cost."""
@@ -84,7 +94,7 @@ def section(title: str, runs: Sequence[Published]) -> list[str]:
 def report(runs: Sequence[Published]) -> str:
     """docs/report.md."""
     lines = ["# Results", "", MADE, ""]
-    for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
+    for title, found in by_kind(runs).items():
         lines += section(title, found) if found else [f"## {title}", "", "Nothing published.", ""]
     lines += releases(runs)
     return "\n".join(lines).rstrip() + "\n"
@@ -93,7 +103,7 @@ def report(runs: Sequence[Published]) -> str:
 def brief(runs: Sequence[Published]) -> str:
     """docs/results-brief.md: what a reader has time for."""
     lines = ["# Results in brief", "", f"{MADE} The whole is in [report.md](report.md).", ""]
-    for title, found in (("GPU", [p for p in runs if p.on_gpu]), ("CPU", [p for p in runs if not p.on_gpu])):
+    for title, found in by_kind(runs).items():
         if not found:
             continue
         in_order = sorted(found, key=lambda p: (release_order(column_of(p)), p.board.run.wall_s))

@@ -9,20 +9,20 @@ from packaging.version import InvalidVersion, Version
 from reports import records as r
 from reports.results_tables import Published, table
 
-Column = tuple[str, str, str]
-"""vLLM's release, Mooncake's, ``GPU`` or ``CPU``: what a column of the table stands for."""
+Column = tuple[str, str, str, str]
+"""vLLM's release, Mooncake's, ``GPU`` or ``CPU``, and LMCache's where that was the connector: what a column of the table stands for."""
 DECIDED = (r.Outcome.PASS, r.Outcome.FAIL)
 
 
 def column_of(p: Published) -> Column:
     """The releases and the kind of machine of a run; "?" for a release that the run does not name."""
     found = p.board.run.versions
-    return found.get("vllm", "?"), found.get("mooncake", "?"), "GPU" if p.on_gpu else "CPU"
+    return found.get("vllm", "?"), found.get("mooncake", "?"), "GPU" if p.on_gpu else "CPU", p.lmcache
 
 
-def release_order(column: Column) -> tuple[Version, Version, str]:
+def release_order(column: Column) -> tuple[Version, Version, str, Version]:
     """Orders releases as packages do: ``0.3.13.post1`` after ``0.3.13``, ``0.26.0rc1`` before ``0.26.0``; what is none, first."""
-    return _version(column[0]), _version(column[1]), column[2]
+    return _version(column[0]), _version(column[1]), column[2], _version(column[3])
 
 
 def _version(release: str) -> Version:
@@ -64,11 +64,17 @@ def releases(runs: Sequence[Published]) -> list[str]:
             rows.append((f"`{case}`", *cells))
     words = (
         f"{len(shared)} cases ran in at least two of {len(columns)} columns; {len(shared) - len(rows)} came out alike."
-        " A column is a pair of releases on a kind of machine; its newest PASS or FAIL counts, and what decided nothing only"
+        " A column is a pair of releases on a kind of machine, through LMCache where it says so; its newest PASS or FAIL counts, and what decided nothing only"
         " where there is neither. Block sizes differ between machines (see the specs), and a run may be older than its gate: a"
         " difference may be theirs."
     )
-    head = ("case", *(f"{vllm} / {mooncake}, {kind}" for vllm, mooncake, kind in columns))
+    head = (
+        "case",
+        *(
+            f"{vllm} / {mooncake}, {kind}" + (f", LMCache {through}" if through else "")
+            for vllm, mooncake, kind, through in columns
+        ),
+    )
     return ["## Releases side by side", "", f"vLLM / Mooncake. {words}", "", *table(head, rows), ""]
 
 

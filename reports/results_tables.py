@@ -33,6 +33,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
         return any(stack.platform == "cuda" for stack in self.board.run.stacks)
 
     @property
+    def lmcache(self) -> str:
+        """The release of LMCache where an engine's connector was it; else "". (It may be installed and do nothing.)"""
+        used = any(e.connector.startswith("lmcache") for stack in self.board.run.stacks for e in stack.engines)
+        return self.board.run.versions.get("lmcache", "?") if used else ""
+
+    @property
     def rows(self) -> list[ScoreRow]:
         """Its verdicts, but for the case inside which the run was cut: nothing is known of that one."""
         return [row for row in self.board.rows if row.verdict.finding != CUT]
@@ -80,7 +86,8 @@ def machine(p: Published) -> str:
 def versions(p: Published) -> str:
     """Releases that verdicts depend on."""
     found = p.board.run.versions
-    return ", ".join(f"{name} {found[name]}" for name in ("vllm", "mooncake", "lmcache", "torch") if name in found)
+    names = ("vllm", "mooncake", *(["lmcache"] if p.lmcache else []), "torch")
+    return ", ".join(f"{name} {found[name]}" for name in names if name in found)
 
 
 def runs_table(runs: Sequence[Published]) -> list[str]:
@@ -126,10 +133,9 @@ def failures_table(runs: Sequence[Published]) -> list[str]:
 
 def source_of(p: Published, row: ScoreRow) -> str:
     """Where the third arm's prompts lie, and what brings them: by the gate, and by the connectors that the run's engines had."""
-    through = any(e.connector.startswith("lmcache") for stack in p.board.run.stacks for e in stack.engines)
     if row.verdict.gate == "B.ttft":
-        return "pool through LMCache" if through else "pool"
-    return "LMCache" if through else "host memory"
+        return "pool through LMCache" if p.lmcache else "pool"
+    return "LMCache" if p.lmcache else "host memory"
 
 
 def timing_rows(runs: Sequence[Published]) -> list[tuple[Published, ScoreRow]]:

@@ -176,5 +176,23 @@ def test_releases_stand_side_by_side_with_what_came_out_otherwise() -> None:
     assert not releases(newest_first[:1])
     assert "3 PASS" in brief(newest_first)
     mixed = ["0.3.14", "0.3.13.post1", "0.10.0", "?", "0.3.14rc1", "0.3.13"]
-    mixed.sort(key=lambda release: release_order((release, "1", "GPU")))
+    mixed.sort(key=lambda release: release_order((release, "1", "GPU", "")))
     assert mixed == ["?", "0.3.13", "0.3.13.post1", "0.3.14rc1", "0.3.14", "0.10.0"]
+
+
+def test_what_went_through_lmcache_is_told_apart_and_what_merely_has_it_installed_is_not() -> None:
+    def made(name: str, connector: str, outcome: str) -> Published:
+        plain = released(name, 1.0, "0.26.0", "0.3.14", verdict("P.x.1", outcome))
+        stack = plain.board.run.stacks[0]
+        versions = {**stack.engines[0].versions, "lmcache": "0.5.3"}
+        engine = msgspec.structs.replace(stack.engines[0], versions=versions, connector=connector)
+        info = msgspec.structs.replace(plain.board.run, stacks=(msgspec.structs.replace(stack, engines=(engine,)),))
+        return Published(name=name, board=build([row.verdict for row in plain.rows], run=info))
+
+    plain, through = made("a", "mooncake-store", "PASS"), made("b", "lmcache-mooncake", "FAIL")
+    assert (plain.lmcache, through.lmcache) == ("", "0.5.3")
+    page = brief([plain, through])
+    assert "## GPU\n" in page
+    assert "## GPU, through LMCache\n" in page
+    assert page.count("lmcache 0.5.3") == 1
+    assert "| case | 0.26.0 / 0.3.14, GPU | 0.26.0 / 0.3.14, GPU, LMCache 0.5.3 |" in releases([plain, through])
