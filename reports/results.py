@@ -61,13 +61,12 @@ def published(folder: Path = PUBLISHED) -> list[Published]:
 
 
 def by_kind(runs: Sequence[Published]) -> dict[str, list[Published]]:
-    """What is told apart on the pages: kinds of machine, and the connector that is other code. (A case that fails through LMCache says
-    nothing of vLLM's own connector.)"""
-    return {
-        "GPU": [p for p in runs if p.on_gpu and not p.lmcache],
-        "GPU, through LMCache": [p for p in runs if p.on_gpu and p.lmcache],
-        "CPU": [p for p in runs if not p.on_gpu],
-    }
+    """What is told apart on the pages: kinds of place, and the connector that is other code. (A case that fails through LMCache says
+    nothing of vLLM's own connector.) GPU and CPU are there even where nothing is."""
+    found: dict[str, list[Published]] = {"GPU": [], "CPU": []}
+    for p in runs:
+        found.setdefault(p.kind + (", through LMCache" if p.lmcache else ""), []).append(p)
+    return {title: found[title] for title in sorted(found, key=lambda title: (not title.startswith("GPU"), title))}
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------

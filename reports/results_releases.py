@@ -10,14 +10,14 @@ from reports import records as r
 from reports.results_tables import Published, table
 
 Column = tuple[str, str, str, str]
-"""vLLM's release, Mooncake's, ``GPU`` or ``CPU``, and LMCache's where that was the connector: what a column of the table stands for."""
+"""vLLM's release, Mooncake's, the kind of place (``Published.kind``), and LMCache's where that was the connector: what a column of the table stands for."""
 DECIDED = (r.Outcome.PASS, r.Outcome.FAIL)
 
 
 def column_of(p: Published) -> Column:
     """The releases and the kind of machine of a run; "?" for a release that the run does not name."""
     found = p.board.run.versions
-    return found.get("vllm", "?"), found.get("mooncake", "?"), "GPU" if p.on_gpu else "CPU", p.lmcache
+    return found.get("vllm", "?"), found.get("mooncake", "?"), p.kind, p.lmcache
 
 
 def release_order(column: Column) -> tuple[Version, Version, str, Version]:

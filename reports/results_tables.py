@@ -33,6 +33,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
         return any(stack.platform == "cuda" for stack in self.board.run.stacks)
 
     @property
+    def kind(self) -> str:
+        """Where its units ran: what verdicts on time, and on what a dead peer does, depend on."""
+        where = "GPU" if self.on_gpu else "CPU"
+        return f"{where}, in containers" if any(s.runtime == "docker" for s in self.board.run.stacks) else where
+
+    @property
     def lmcache(self) -> str:
         """The release of LMCache where an engine's connector was it; else "". (It may be installed and do nothing.)"""
         used = any(e.connector.startswith("lmcache") for stack in self.board.run.stacks for e in stack.engines)

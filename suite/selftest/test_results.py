@@ -12,7 +12,7 @@ from reports import records as r
 from reports.cost import Cost, cost_of, covered_s
 from reports.evidence import LoadedRun
 from reports.history import History
-from reports.results import BRIEF, REPORT, brief, main, published, report
+from reports.results import BRIEF, REPORT, brief, by_kind, main, published, report
 from reports.results_releases import release_order, releases
 from reports.results_tables import Published, table
 from reports.runinfo import RunInfo, StackInfo
@@ -196,3 +196,12 @@ def test_what_went_through_lmcache_is_told_apart_and_what_merely_has_it_installe
     assert "## GPU, through LMCache\n" in page
     assert page.count("lmcache 0.5.3") == 1
     assert "| case | 0.26.0 / 0.3.14, GPU | 0.26.0 / 0.3.14, GPU, LMCache 0.5.3 |" in releases([plain, through])
+
+
+def test_containers_are_a_place_of_their_own() -> None:
+    plain = released("a", 1.0, "0.26.0", "0.3.14", verdict("P.x.1"))
+    stack = msgspec.structs.replace(plain.board.run.stacks[0], runtime="docker")
+    info = msgspec.structs.replace(plain.board.run, stacks=(stack,))
+    inside = Published(name="b", board=build([verdict("P.x.1", "FAIL")], run=info))
+    assert [title for title, found in by_kind([plain, inside]).items() if found] == ["GPU", "GPU, in containers"]
+    assert "| case | 0.26.0 / 0.3.14, GPU | 0.26.0 / 0.3.14, GPU, in containers |" in releases([plain, inside])
