@@ -71,6 +71,12 @@ def check_pressure(history: History) -> list[r.Finding]:
     ]
 
 
+def check_links(history: History) -> list[r.Finding]:
+    """Every limit that was put on a link was felt by the stack's own traffic, and lifted; nothing to say where there was none."""
+    links = [f for f in history.faults() if f.fault == "throttle-link"]
+    return faults.check_faults(links) if links or "bytes_per_s" in history.case.params else []
+
+
 def check_control(history: History) -> list[r.Finding]:
     """Each engine did read the pool under pressure: an answer that was recomputed proves nothing about reuse."""
     dry = [name for name in engines_of(history) if moved(history, name, EXTERNAL) <= 0]
@@ -138,6 +144,7 @@ def judge_pressure(gate: Gate, history: History) -> r.Verdict:
     pairs = cold_pairs(history, [o for o in judged if not o.cancelled])
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "pressure": lambda: check_pressure(history),
+        "links": lambda: check_links(history),
         "control": lambda: check_control(history),
         "liveness": lambda: liveness.check_liveness(observed),
         "clock": lambda: liveness.check_clock(observed),

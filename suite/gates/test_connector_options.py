@@ -15,7 +15,7 @@ from suite.checks import faults
 from suite.checks.base import finding
 from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
-from suite.gates.arms import calibrate, settle_saves, share_and_boundary
+from suite.gates.arms import SHARE_TOKENS, calibrate, reuse_arms, settle_saves, share_and_boundary
 from suite.gates.judging import judge_arms
 from suite.gates.judging_sequence import judge_sequence, rules_of
 from suite.gates.sequences import ask_cold
@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lookup-async": {"kv_extra": {"lookup_async": True}},
     "save-decode": {"kv_extra": {"save_decode_cache": True}},
     "roles": {},
+    "cache-off": {"prefix_caching": False},
+    "cache-reset": {},
     "multi": {"kv_config": MULTI},
     "chunked": {"args": ("--max-num-batched-tokens", str(CHUNK_TOKENS))},
     "scheduling-async": {"args": ("--async-scheduling",)},
@@ -61,8 +63,9 @@ UNKNOWN_TO = {"save-decode": ("0.26.0",)}
 
 
 class Options(Gate):
-    """Claim: loads and lookups that block or not, decode tokens that are saved, roles, a connector inside MultiConnector,
-    prefill chunks smaller than the hit, either way of scheduling, and speculation leave reuse exact and answers right.
+    """Claim: loads and lookups that block or not, decode tokens that are saved, roles, engines without a prefix cache of their own or
+    with one that was emptied, a connector inside MultiConnector, prefill chunks smaller than the hit, either way of
+    scheduling, and speculation leave reuse exact and answers right.
 
     How it can lie: an option is spelled so that nothing changes; a path taken only under it is never entered.
     Oracle: as P.boundary, for one long prompt and around a block boundary; with saved decode tokens, the exact count
@@ -100,6 +103,8 @@ class Options(Gate):
             note_drafts(stack, "before")
         if case.params["option"] == "save-decode":
             collect_decode(stack, case)
+        elif case.params["option"] == "cache-reset":
+            collect_reset(stack, case)
         else:
             share_and_boundary(stack, case.id)
         if speculates:
@@ -141,6 +146,18 @@ def check_drafts(history: History) -> list[r.Finding]:
 def _unknown(release: str) -> tuple[str, str]:
     """What was seen, and the mend."""
     return f"vLLM {release} takes this option of the connector and reads it nowhere", "run on a release that knows it"
+
+
+def collect_reset(stack: Stack, case: Case) -> None:
+    """A prompt through its arms; then each engine's own cache is emptied, and the prompt is read from the pool again, twice."""
+    saver, reader = stack.names[0], stack.names[1]
+    prompt = stack.prompts(case.id).fresh("prompt", SHARE_TOKENS)
+    if not reuse_arms(stack, case.id, prompt, saver, reader):
+        return
+    for i, engine in enumerate((reader, reader, saver)):
+        with stack.phase(case.id, f"reset/{i}"):
+            stack.reset_local_cache(engine)
+            stack.ask_measured(engine, prompt, f"external/reset/{i}")
 
 
 DECODED_TOKENS = 75

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fixtures.faults import ThrottleLink
 from fixtures.model_files import config_json
 from fixtures.model_kv import kv_layers
 from fixtures.models import TINY, resolve_model
@@ -68,9 +70,17 @@ LEASE_MS = 1000
 """Longer than a load, short enough that the store can evict: blocks under a lease stay."""
 
 
+SLOW_LINK_BYTES_PER_S = 16 << 20
+"""Each way to each engine's memory: a load of 62 blocks takes a quarter of a second alone, and over a second in a wave; loopback
+carries a hundred times as much."""
+
+SLOW_LEASE_MS = 5000
+"""Longer than the slowest of those loads: what the case is about is the link, not the lease."""
+
+
 class Pressure(Gate):
     """Claim: with caches far below the working set, blocks evicted and requests preempted or cancelled at any moment, every
-    answer is the cold one, and nothing is left in use.
+    answer is the cold one, and nothing is left in use; over a slow link too.
 
     How it can lie: nothing was evicted or preempted; every request was recomputed, so nothing was read; blocks of a
     cancelled load are handed to another request while bytes still arrive; what stays pinned shows only later.
@@ -82,6 +92,7 @@ class Pressure(Gate):
     """
 
     id = "P.pressure"
+    version = 2
     claim = (
         "under eviction, preemption, short leases and cancellations every answer is right, and nothing is left in use"
     )
@@ -89,6 +100,8 @@ class Pressure(Gate):
     def cases(self) -> Iterable[Case]:
         yield Case(f"{self.id}.evicting", {"lease_ms": LEASE_MS}, variant="tiny-caches")
         yield Case(f"{self.id}.short-lease", {"lease_ms": SHORT_LEASE_MS}, variant="short-lease", core=False)
+        slow = {"lease_ms": SLOW_LEASE_MS, "bytes_per_s": SLOW_LINK_BYTES_PER_S}
+        yield Case(f"{self.id}.slow-link", slow, variant="slow-link", core=False, needs=("nft",))
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
         return tiny_caches(base, case.params["lease_ms"])
@@ -107,7 +120,8 @@ class Pressure(Gate):
         with stack.phase(case.id, LOADED):
             began = time.monotonic()
             counters(stack, "before-load")
-            answered = press(stack, load, random.Random(seed))
+            with slow_links(stack, case.params.get("bytes_per_s", 0)):
+                answered = press(stack, load, random.Random(seed))
             rest(stack)
             counters(stack, "after-load")
             record_pressure(stack, began)
@@ -130,6 +144,20 @@ class Pressure(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         return judge_pressure(self, history)
+
+
+@contextmanager
+def slow_links(stack: Stack, bytes_per_s: int) -> Iterator[None]:
+    """Limit the way to each engine's memory; 0: leave it as it is. That the limit was felt is recorded before it is lifted."""
+    links = [ThrottleLink("data", name, bytes_per_s=bytes_per_s) for name in stack.names[:2]] if bytes_per_s else []
+    for link in links:
+        link.inject(stack)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.confirm(stack)
+            link.heal(stack)
 
 
 def tiny_caches(base: StackSpec, lease_ms: int) -> StackSpec:

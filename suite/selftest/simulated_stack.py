@@ -130,7 +130,8 @@ class SimulatedStack(Stack):
         return zeros | {name: float(value) for name, value in held.counted.items()} | gauges
 
     def reset_local_cache(self, engine: str) -> int:
-        self.held[engine].local.clear()
+        if "keeps-local" not in self.lies:
+            self.held[engine].local.clear()
         self.fact("reset-local", {"engine": engine, "http_status": 200})
         return 200
 

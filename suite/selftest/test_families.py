@@ -275,6 +275,11 @@ def test_an_engine_without_a_cache_of_its_own_reads_from_the_pool_alone() -> Non
     assert run_case(FAMILIES_GATE, "P.families.latent", stack=UncachedStack(lies=["caches"])).outcome is Out.FAIL
 
 
+def test_so_does_one_whose_cache_is_off_by_an_option() -> None:
+    assert run_case(OPTIONS_GATE, "P.options.cache-off", stack=UncachedStack()).outcome is Out.PASS
+    assert run_case(OPTIONS_GATE, "P.options.cache-off", stack=UncachedStack(lies=["caches"])).outcome is Out.FAIL
+
+
 @pytest.mark.parametrize(
     ("stack", "outcome", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,18 @@ import pytest
 
 from fixtures import netfilter
 from fixtures.errors import HarnessError
-from fixtures.faults import BlackholeLink, CutLink, DropLink, Fault, Kill, LimitLink, ResetLink, Restart, SlowLink
+from fixtures.faults import (
+    BlackholeLink,
+    CutLink,
+    DropLink,
+    Fault,
+    Kill,
+    LimitLink,
+    ResetLink,
+    Restart,
+    SlowLink,
+    ThrottleLink,
+)
 from fixtures.faults.connect import connect_result
 from fixtures.faults.links import control_ports, data_ports
 from fixtures.healthy import prove_healthy
@@ -82,6 +94,36 @@ def test_an_owners_data_link_is_what_readers_of_its_memory_use(stack: Stack) -> 
     assert link.inject(stack).landed
     assert connect_result("127.0.0.1", data_ports(stack, "owner0")[0]) == "connected"
     assert connect_result("127.0.0.1", data_ports(stack, "owner1")[0]) == "silence"
+
+
+@pytest.mark.needs("nft")
+def test_a_throttled_link_carries_everything_and_slowly(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MiB at 4 MiB/s, where loopback takes milliseconds; without the limit nothing is confirmed."""
+    keys = [f"throttled{i}" for i in range(8)]
+    (stored,) = stack.store_tool([{"op": "put", "keys": keys, "bytes": 1 << 20}])
+    assert set(stored.values()) == {0}
+
+    def read() -> tuple[object, float]:
+        started = time.monotonic()
+        (digests,) = stack.store_tool([{"op": "digest", "keys": keys}])
+        return digests, time.monotonic() - started
+
+    whole, quick_s = read()
+    links = [ThrottleLink("data", owner, bytes_per_s=4 << 20) for owner in ("owner0", "owner1")]
+    assert all(link.inject(stack).landed for link in links)
+    again, slow_s = read()
+    assert again == whole
+    assert slow_s > quick_s + 0.5
+    confirmed = [link.confirm(stack) for link in links]
+    assert any(record is not None and record.landed for record in confirmed)
+    assert stack.heal_all() == []
+    monkeypatch.setattr(netfilter, "_STATEMENTS", {"throttle": "accept"})
+    idle = ThrottleLink("data", "owner0", bytes_per_s=4 << 20)
+    assert idle.inject(stack).landed
+    read()
+    nothing = idle.confirm(stack)
+    assert nothing is not None
+    assert not nothing.landed
 
 
 @pytest.mark.needs("nft")

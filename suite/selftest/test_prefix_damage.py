@@ -1,7 +1,7 @@
 """Damaged blocks, pressure and restarts on a simulated stack: green where it is honest, red with the right finding."""
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -9,6 +9,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks.logs import explained
 from suite.gates.judging_integrity import EXPLAINS
+from suite.gates.judging_pressure import check_links
 from suite.gates.judging_restart import HELD, held_before
 from suite.gates.test_integrity import INTEGRITY
 from suite.gates.test_pressure import PRESSURE
@@ -236,3 +237,29 @@ def test_a_restart_after_which_nothing_is_read_has_no_control(restart: Any) -> N
 
 def test_a_failed_load_beside_an_undamaged_prompt_that_is_not_read_has_no_control(readmission: Any) -> None:
     assert F.NO_CONTROL in {f.code for f in readmission("zero-hits").findings}
+
+
+def throttle(action: Literal["inject", "heal"], *, landed: bool = True) -> r.FaultRecord:
+    proof = {"packets_of_the_stack": 7}
+    return r.FaultRecord(
+        fault_id="t", fault="throttle-link", target="data:e0", action=action, landed=landed, proof=proof, t_s=1.0
+    )
+
+
+def limited(params: dict[str, int], *records: r.FaultRecord) -> list[str]:
+    case_id = "P.pressure.slow-link"
+    start = r.CaseStarted(
+        case_id=case_id, gate="P.pressure", gate_version=2, claim="c", params=params, stack_id="s1", t_s=0.0
+    )
+    history = History([start, *records, r.CaseFinished(case_id=case_id, t_s=2.0)]).for_case(case_id)
+    return [f.code for f in check_links(history)]
+
+
+def test_a_limit_that_the_traffic_did_not_feel_is_no_slow_link() -> None:
+    slow = {"bytes_per_s": 1}
+    felt = (throttle("inject"), throttle("inject"), throttle("heal"))
+    assert limited(slow, *felt) == []
+    assert limited({}) == []
+    assert limited(slow) == [F.NO_PRESSURE]
+    assert limited(slow, felt[0], throttle("inject", landed=False), felt[2]) == [F.FAULT_DID_NOT_LAND]
+    assert limited(slow, *felt[:2], throttle("heal", landed=False)) == [F.FAULT_DID_NOT_LAND]
