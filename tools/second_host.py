@@ -5,7 +5,7 @@ A network namespace with an address and a loopback of its own, and in it a docke
 Kernel and clock are this host's, and so are its cores.
 
 ``up`` copies the stack's image from this host's daemon, where one answers (``docker save | docker load``), and prints what
-``env`` prints: variables for the suite's runs. ``down`` ends and removes all of it; ``--keep`` leaves the daemon's data.
+``env`` prints: variables for the suite's selftests (``DOCKER_HOST=$KVGATES_SECOND_HOST`` puts a stack there). ``down`` ends and removes all of it; ``--keep`` leaves the daemon's data.
 Needs Debian's ``docker.io openssh-server iproute2 util-linux``.
 """
 
@@ -55,7 +55,7 @@ def run(*argv: str, check: bool = True) -> str:
 
 def environment() -> dict[str, str]:
     """What the suite has to be told to use it."""
-    return {"DOCKER_HOST": URL, "KVGATES_SSH": f"ssh -F {STATE / 'ssh_config'}"}
+    return {"KVGATES_SECOND_HOST": URL, "KVGATES_SSH": f"ssh -F {STATE / 'ssh_config'}"}
 
 
 def up() -> None:
