@@ -25,7 +25,7 @@ from fixtures.faults.docker_disk import FillDisk
 from fixtures.runtimes import far, sight
 from fixtures.runtimes.docker_address import parse
 from fixtures.runtimes.docker_audit import audit
-from fixtures.runtimes.docker_client import Daemon, labelled
+from fixtures.runtimes.docker_client import Daemon, labelled, remove_all
 from fixtures.runtimes.docker_far import FarUnit
 from fixtures.runtimes.docker_files import content_volume
 from fixtures.runtimes.docker_image import image_name
@@ -336,6 +336,7 @@ def test_what_could_not_be_reached_is_cleaned_by_a_later_start(
     clean_dead_runs(state)  # its process lives: this one
     assert len(left(daemon, run)) == 2
     cut.unlink()
+    remove_all(daemon, run)  # no later start will: this run's process lives on
     other = killed_run(tmp_path / "b", daemon, signal.SIGKILL)
     cut.touch()
     clean_dead_runs(state)
@@ -458,5 +459,4 @@ def test_a_tunnel_leads_to_the_socket_there_and_leaves_nothing(
         assert tunnel.socket.parent.stat().st_mode & 0o077 == 0, "nobody else may use it"
         tunnel.close()
     assert not tunnel.socket.parent.exists()
-    assert not tunnel.alive
     Path("there.sock").unlink()
