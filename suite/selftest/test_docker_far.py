@@ -5,12 +5,16 @@ Needs a second host (``python -m tools.second_host up``); what ssh refuses is tr
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +233,46 @@ def test_a_pool_spans_two_hosts(tmp_path: Path, state: Path, monkeypatch: pytest
         assert audit(running.units()) == []
 
 
+class _Forward(socketserver.BaseRequestHandler):
+    """One connection on to a UNIX socket, both ways."""
+
+    def handle(self) -> None:
+        with socket.socket(socket.AF_UNIX) as there:
+            there.connect(str(self.server.tunnel.socket))  # type: ignore[attr-defined]
+            ways = {self.request: there, there: self.request}
+            while True:
+                for ready in select.select(list(ways), [], [])[0]:
+                    if not (data := ready.recv(1 << 16)):
+                        return
+                    ways[ready].sendall(data)
+
+
+@second_host
+def test_a_daemon_is_reached_over_tcp_too(tmp_path: Path, state: Path) -> None:
+    """Its own port, as far as the suite sees: here something stands in front of its socket."""
+    tunnel = Tunnel(parse(SECOND))
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forward) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        server.tunnel = tunnel  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"tcp://127.0.0.1:{server.server_address[1]}"
+        head = f'runtime = "docker"\ndocker_host = "{url}"'
+        try:
+            with (
+                pytest.raises(UsageError, match=r"127.0.0.1 is loopback.*set addresses"),
+                store_stack(tmp_path, "", head),
+            ):
+                pass
+            head += f'\naddresses = {{ "{url}" = "{parse(SECOND).host}" }}'
+            with store_stack(tmp_path, "", head) as running:
+                assert unit(running, "master").processes()
+                assert running.key_count() == 0
+        finally:
+            server.shutdown()
+            tunnel.close()
+
+
 # What stays ---------------------------------------------------------------------------------------------------------
 @second_host
 def test_a_copy_is_made_once_and_again_where_it_was_cut_short(tmp_path: Path, daemon: Any) -> None:
@@ -359,6 +403,7 @@ def test_a_way_that_was_cut_for_a_while_is_found_again_at_the_end(state: Path, t
         with pytest.raises(HarnessError, match="the daemon does not answer"):
             running.handle("master").alive()
     assert left(daemon, run) == []
+    gc.collect()  # a socket that was left open is a warning, and so an error, of this test
 
 
 @second_host
