@@ -248,7 +248,7 @@ class _Forward(socketserver.BaseRequestHandler):
 
 
 @second_host
-def test_a_daemon_is_reached_over_tcp_too(tmp_path: Path, state: Path) -> None:
+def test_a_daemon_is_reached_over_tcp_too(stack: Stack, tmp_path: Path, state: Path) -> None:
     """Its own port, as far as the suite sees: here something stands in front of its socket."""
     tunnel = Tunnel(parse(SECOND))
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forward) as server:
@@ -264,7 +264,7 @@ def test_a_daemon_is_reached_over_tcp_too(tmp_path: Path, state: Path) -> None:
                 store_stack(tmp_path, "", head),
             ):
                 pass
-            head += f'\naddresses = {{ "{url}" = "{parse(SECOND).host}" }}'
+            head += f'\naddresses = {{ "{url}" = "{unit(stack, "master").address}" }}'
             with store_stack(tmp_path, "", head) as running:
                 assert unit(running, "master").processes()
                 assert running.key_count() == 0
