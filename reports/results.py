@@ -24,11 +24,11 @@ from reports.render import json
 from reports.render.files import write_all
 from reports.results_releases import column_of, release_order, releases
 from reports.results_tables import (
-    SOURCE,
     VERDICTS,
     Published,
     interval,
     machine,
+    source_of,
     table,
     timing_rows,
     tokens_of,
@@ -133,14 +133,14 @@ def _short_timing(runs: Sequence[Published]) -> list[str]:
     """TTFT at the longest and the shortest prompt of each model and source."""
     groups: dict[tuple[str, str], list[tuple[Published, ScoreRow]]] = {}
     for p, row in timing_rows(runs):
-        groups.setdefault((p.model_of(), row.verdict.gate), []).append((p, row))
+        groups.setdefault((p.model_of(), source_of(p, row)), []).append((p, row))
     rows = []
-    for (model, gate), found in groups.items():
+    for (model, source), found in groups.items():
         for _, row in found[:1] + found[1:][-1:]:
             n = row.verdict.numbers
             ms = n["ttft_ms"]
             rows.append(
-                (model, f"{tokens_of(row):,}", SOURCE[gate], ms["cold"]["p50"], ms["external"]["p50"], interval(n["external_over_cold"]))
+                (model, f"{tokens_of(row):,}", source, ms["cold"]["p50"], ms["external"]["p50"], interval(n["external_over_cold"]))
             )  # fmt: skip
     head = ("model", "prompt tokens", "from", "cold TTFT p50 ms", "from there p50 ms", "ratio")
     return [*table(head, rows, right=(1, 3, 4, 5)), ""] if rows else []

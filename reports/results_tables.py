@@ -18,8 +18,6 @@ from reports.scoreboard import Scoreboard, ScoreRow
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "UNTESTABLE", "HARNESS_ERROR")
 CUT = str(r.FindingCode.INCOMPLETE_CASE)
 TIMED = ("B.ttft", "B.offload")
-SOURCE = {"B.ttft": "pool", "B.offload": "host memory"}
-"""Gate -> where its third arm's prompts lie."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +80,7 @@ def machine(p: Published) -> str:
 def versions(p: Published) -> str:
     """Releases that verdicts depend on."""
     found = p.board.run.versions
-    return ", ".join(f"{name} {found[name]}" for name in ("vllm", "mooncake", "torch") if name in found)
+    return ", ".join(f"{name} {found[name]}" for name in ("vllm", "mooncake", "lmcache", "torch") if name in found)
 
 
 def runs_table(runs: Sequence[Published]) -> list[str]:
@@ -126,15 +124,25 @@ def failures_table(runs: Sequence[Published]) -> list[str]:
     return table(("case", "verdict", "finding", "got", "runs"), rows)
 
 
+def source_of(p: Published, row: ScoreRow) -> str:
+    """Where the third arm's prompts lie, and what brings them: by the gate, and by the connectors that the run's engines had."""
+    through = any(e.connector.startswith("lmcache") for stack in p.board.run.stacks for e in stack.engines)
+    if row.verdict.gate == "B.ttft":
+        return "pool through LMCache" if through else "pool"
+    return "LMCache" if through else "host memory"
+
+
 def timing_rows(runs: Sequence[Published]) -> list[tuple[Published, ScoreRow]]:
-    """TTFT cases that measured something; of one case, model and stack the newest."""
-    found: dict[tuple[str, str], tuple[Published, ScoreRow]] = {}
+    """TTFT cases that measured something; of one case, model and source the newest."""
+    found: dict[tuple[str, str, str], tuple[Published, ScoreRow]] = {}
     for p in runs:
         for row in p.rows:
             if row.verdict.gate in TIMED and row.verdict.numbers.get("ttft_ms"):
-                found[(p.model_of(), row.verdict.case_id)] = (p, row)
+                found[(p.model_of(), source_of(p, row), row.verdict.case_id)] = (p, row)
     order = {gate: i for i, gate in enumerate(TIMED)}
-    return sorted(found.values(), key=lambda x: (order[x[1].verdict.gate], x[0].model_of(), tokens_of(x[1])))
+    return sorted(
+        found.values(), key=lambda x: (order[x[1].verdict.gate], x[0].model_of(), source_of(*x), tokens_of(x[1]))
+    )
 
 
 def tokens_of(row: ScoreRow) -> int:
@@ -149,7 +157,7 @@ def timing_table(runs: Sequence[Published]) -> list[str]:
         ms = {arm: spread["p50"] for arm, spread in n["ttft_ms"].items()}
         rows.append(
             (
-                p.model_of(), f"{tokens_of(row):,}", SOURCE[row.verdict.gate], ms["cold"], ms["native"], ms["external"],
+                p.model_of(), f"{tokens_of(row):,}", source_of(p, row), ms["cold"], ms["native"], ms["external"],
                 interval(n["external_over_cold"]), n["blocks"], sum(n["thrown"].values()), str(row.verdict.outcome), f"`{p.name}`",
             )
         )  # fmt: skip
@@ -172,7 +180,7 @@ def break_even_table(runs: Sequence[Published]) -> list[str]:
     for p, row in timing_rows(runs):
         _, low, high = row.verdict.numbers["external_over_cold"]
         ends = (0.0 if low is None else low, math.inf if high is None else high)
-        groups.setdefault((p.model_of(), SOURCE[row.verdict.gate]), []).append((tokens_of(row), *ends))
+        groups.setdefault((p.model_of(), source_of(p, row)), []).append((tokens_of(row), *ends))
     rows = []
     for (model, source), found in groups.items():
         slower = [tokens for tokens, low, _ in found if low > 1]

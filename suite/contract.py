@@ -47,11 +47,6 @@ TOUCHED_BY_A_PAUSE = frozenset(
 UNITS_OF_TARGET = re.compile(r"[:|]")
 """Separates the units in the target of a fault: ``data:owner0`` (a link and its end), ``e0|e1`` (two that were parted)."""
 
-UNRECORDED = False
-"""``core`` of a case that belongs in the core and that the tested releases fail: the case gets ``core=True`` when three runs of
-it are recorded as expected (``suite/expectations``), so that ``make gates`` compares with nothing that nobody has seen. Until
-then ``--scope full`` runs it."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -85,6 +80,9 @@ class Gate:
     min_engines: ClassVar[int] = 2
     judges_deaths: ClassVar[bool] = False
     """An engine's end is what its cases are about: ``judge`` says what it means (planted defects)."""
+    judges_lmcache: ClassVar[bool] = False
+    """It can judge engines whose connector is LMCache: it needs requests, the engine's counters of prompt tokens by source and (with a
+    pool) its listing of keys, and nothing of vLLM's own store connector: no counters of lookups, loads or bytes, no options."""
     proof: ClassVar[tuple[str, ...]] = ()
     """Planted defects that turn it red (ids in ``suite.defects``). Empty: shown as UNPROVEN."""
 

@@ -77,8 +77,8 @@ def lengths(records: Iterable[r.Record]) -> list[int]:
     return sorted(found)
 
 
-def read_blocks(records: Iterable[r.Record], tokens: int, block_tokens: int) -> Blocks:
-    """Blocks of one prompt length. block_tokens: KV block size of the engine that answers."""
+def read_blocks(records: Iterable[r.Record], tokens: int, block_tokens: int, chunk_tokens: int = 0) -> Blocks:
+    """Blocks of one prompt length. block_tokens: KV block size of the engine that answers; chunk_tokens: see ``chunk_of``."""
     requests: dict[int, list[tuple[str, r.Observation]]] = {}
     snapshots: dict[str, dict[str, float]] = {}
     for rec in records:
@@ -89,7 +89,7 @@ def read_blocks(records: Iterable[r.Record], tokens: int, block_tokens: int) -> 
     valid: list[Block] = []
     thrown: Counter[str] = Counter()
     for number, members in sorted(requests.items()):
-        wrong = [w for arm, o in members if (w := complaint(arm, o, snapshots, block_tokens))]
+        wrong = [w for arm, o in members if (w := complaint(arm, o, snapshots, block_tokens, chunk_tokens))]
         counts = Counter(arm for arm, _ in members)
         if not wrong and any(counts[arm] != 2 for arm in ARMS):
             wrong = ["not whole: a request is missing"]
@@ -101,7 +101,9 @@ def read_blocks(records: Iterable[r.Record], tokens: int, block_tokens: int) -> 
     return Blocks(tuple(valid), dict(thrown))
 
 
-def complaint(arm: str, o: r.Observation, snapshots: dict[str, dict[str, float]], block_tokens: int) -> str:
+def complaint(
+    arm: str, o: r.Observation, snapshots: dict[str, dict[str, float]], block_tokens: int, chunk_tokens: int = 0
+) -> str:
     """What keeps a request from being a sample of its arm; "" for a good one."""
     if not o.ok or o.ttft_s is None:
         return f"{arm}: not answered"
@@ -118,7 +120,8 @@ def complaint(arm: str, o: r.Observation, snapshots: dict[str, dict[str, float]]
         return "" if (local, external) == (reusable, 0) else "native: not wholly from the engine's own cache"
     if local:
         return "external: partly from the engine's own cache"
-    return "" if external == reusable else "external: not wholly from the pool"
+    whole = reusable_tokens(len(o.prompt_token_ids), chunk_tokens or block_tokens)
+    return "" if external == whole else "external: not wholly from the pool"
 
 
 def block_tokens_of(history: History) -> int:
@@ -126,3 +129,17 @@ def block_tokens_of(history: History) -> int:
     if stack is None or not stack.engines:
         raise ValueError("the history has no stack")
     return stack.engines[-1].block_tokens
+
+
+def chunk_of(facts: r.EngineFacts) -> int:
+    """Tokens that an engine's connector keeps and finds together: LMCache's chunk, else the KV block."""
+    config = facts.settings.get("lmcache_config") or {}
+    return int(config.get("chunk_size", facts.block_tokens))
+
+
+def chunk_tokens_of(history: History) -> int:
+    """``chunk_of`` the engine that answers. ValueError without a stack."""
+    stack = history.stack
+    if stack is None or not stack.engines:
+        raise ValueError("the history has no stack")
+    return chunk_of(stack.engines[-1])

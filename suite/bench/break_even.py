@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reports import records as r
 from reports.history import History
-from suite.bench.blocks import block_tokens_of, lengths, read_blocks
+from suite.bench.blocks import block_tokens_of, chunk_tokens_of, lengths, read_blocks
 from suite.bench.sampler import remote_reader
 from suite.bench.statistics import ALPHA, Decision, decide
 from suite.checks.base import finding, too_few
@@ -32,6 +32,7 @@ class BreakEven(Gate):
     """
 
     id = "B.break-even"
+    judges_lmcache = True
     version = 2
     claim = "the prompt length from which the pool answers sooner than computing anew is known within an interval"
     proof = ()
@@ -52,7 +53,8 @@ class BreakEven(Gate):
         records = calibration_records(history)
         measured = lengths(records)
         alpha = ALPHA / max(1, len(measured))
-        ratios = {n: read_blocks(records, n, block_tokens_of(history)).log_ratios("cold", "external") for n in measured}
+        size, chunk = block_tokens_of(history), chunk_tokens_of(history)
+        ratios = {n: read_blocks(records, n, size, chunk).log_ratios("cold", "external") for n in measured}
         decisions = {n: decide(values, 1.0, alpha) for n, values in ratios.items() if values}
         findings: list[r.Finding] = []
         if len(decisions) < 2:

@@ -1,4 +1,4 @@
-"""Time to first token from an engine's own tier of host memory, beside cold and native: vLLM's KV offloading, no pool."""
+"""Time to first token from an engine's own tier of host memory, beside cold and native: vLLM's KV offloading, or LMCache; no pool."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class OffloadTtft(Ttft):
     """
 
     id = "B.offload"
+    judges_lmcache = True
     claim = "the first token of a prompt from the tier in host memory comes within the threshold's part of the time that a cold one takes"
     needs_pool = False
     min_engines = 1
@@ -115,6 +116,7 @@ class OffloadBreakEven(BreakEven):
     """
 
     id = "B.offload-break-even"
+    judges_lmcache = True
     claim = (
         "the prompt length from which the tier in host memory answers sooner than computing is known within an interval"
     )
@@ -129,11 +131,11 @@ class OffloadBreakEven(BreakEven):
 def offloading(base: StackSpec) -> StackSpec:
     """The stack, where its last engine offloads to host memory and to nothing else. Raises Untestable."""
     connector = base.engines[-1].connector
-    if connector != "cpu-offload":
+    if connector not in ("cpu-offload", "lmcache"):
         raise Untestable(
             "cpu-offload",
             f"the connector of {base.name!r} is {connector!r}",
-            "give a stack that offloads to host memory, e.g. --stack cpu-offload",
+            "give a stack that offloads to host memory, e.g. --stack cpu-offload or lmcache",
         )
     return base
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from reports import records as r
-from suite.bench.blocks import ARMS, read_blocks, role_of
+from suite.bench.blocks import ARMS, chunk_of, read_blocks, role_of
 from suite.bench.statistics import order
 from suite.gates.arms import make_room, settle_saves
 
@@ -50,6 +50,7 @@ class Sampler:
         self.tokens = tokens
         self.saver, self.reader = stack.names[0], stack.names[-1]
         self.block_tokens = stack.engines[self.reader].facts.block_tokens
+        self.chunk_tokens = chunk_of(stack.engines[self.reader].facts)
         self.prompts: PromptMaker = stack.prompts(case_id, self.reader)
         self.records: list[r.Record] = []
         self.unanswered = 0
@@ -110,7 +111,7 @@ class Sampler:
                 records.append(seen := self.stack.ask_measured(self.reader, prompt, role, **fields))
                 self.unanswered += not seen.ok
         self.records += records
-        blocks = read_blocks(records, self.tokens, self.block_tokens)
+        blocks = read_blocks(records, self.tokens, self.block_tokens, self.chunk_tokens)
         return blocks.valid[0].log_ratio("cold", "external") if blocks.valid else None
 
 

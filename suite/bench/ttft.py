@@ -12,13 +12,13 @@ from reports import records as r
 from reports.compare_runs import RESULTS
 from reports.history import History
 from suite.bench import thresholds
-from suite.bench.blocks import ARMS, Blocks, block_tokens_of, read_blocks
+from suite.bench.blocks import ARMS, Blocks, block_tokens_of, chunk_tokens_of, read_blocks
 from suite.bench.sampler import ANSWER_TOKENS, Sampler, remote_reader
 from suite.bench.statistics import ALPHA, METHOD, Decision, decide, fewest_blocks, sample
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.contract import Case, Gate, outcome_of
-from suite.gates.judging import delta_of, explanation, ordered, visible_findings
+from suite.gates.judging import counts_loads, delta_of, explanation, ordered, visible_findings
 from suite.workload.summary import Spread
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Ttft(Gate):
     """
 
     id = "B.ttft"
+    judges_lmcache = True
     claim = (
         "the first token of a prompt from the pool comes within the threshold's part of the time that a cold one takes"
     )
@@ -81,7 +82,7 @@ class Ttft(Gate):
         sampler.warm_up()
         threshold = _threshold(stack.spec.to_dict(), tokens)
         sample(sampler.take, threshold or 1.0, maximum=int(case.params["maximum"]), minimum=self.fewest(tokens))
-        blocks = read_blocks(sampler.records, tokens, sampler.block_tokens)
+        blocks = read_blocks(sampler.records, tokens, sampler.block_tokens, sampler.chunk_tokens)
         stack.fact(RESULTS, results(tokens, blocks))
         stack.scan_logs(case.id)
 
@@ -96,7 +97,7 @@ class Ttft(Gate):
         stack = history.stack
         spec: dict[str, Any] = stack.spec if stack else {}
         threshold = _threshold(spec, tokens)
-        blocks = read_blocks(history, tokens, block_tokens_of(history))
+        blocks = read_blocks(history, tokens, block_tokens_of(history), chunk_tokens_of(history))
         decision = decide(blocks.log_ratios("cold", "external"), threshold or 1.0)
         checks = {
             "liveness": lambda: liveness.check_liveness(history.observations()),
@@ -226,11 +227,13 @@ def remote_findings(history: History) -> list[r.Finding]:
 
 
 def accounting(history: History, *, pooled: bool) -> list[r.Finding]:
-    """The sums of every timed request. pooled: its external bytes are those that the pool's connector counts."""
+    """The sums of every timed request. pooled: its external bytes are those that the pool's connector counts
+    (LMCache counts none in the engine)."""
     found: list[r.Finding] = []
     for o in history.observations():
         if o.role.partition("/")[0] in ARMS:
-            per_token = history.engine(o.engine).kv_bytes_per_token if pooled else 0
+            engine = history.engine(o.engine)
+            per_token = engine.kv_bytes_per_token if pooled and counts_loads(engine) else 0
             found += conservation.check_conservation(o, delta_of(history, o), kv_bytes_per_token=per_token)
     return found
 

@@ -6,6 +6,7 @@ request. What it must equal is the reader's own answer, known from requests unde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,12 +44,16 @@ class Reuse:
 
     def __str__(self) -> str:
         text = f"{self.tokens} tokens ({self.external_tokens} external, {self.local_tokens} local)"
-        text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
+        if self.loaded_bytes or self.loads_ok:
+            text += f", {self.loaded_bytes} bytes in {self.loads_ok} loads"
         return text + (f", {self.loads_failed} failed loads" if self.loads_failed else "")
 
 
-def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
-    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero."""
+def reuse_of(o: r.Observation, delta: Mapping[str, float], *, counts_loads: bool = True) -> Reuse:
+    """KeyError where the counters do not speak (``suite.checks.base.counter``): absent is unknown, never zero.
+
+    counts_loads: the engine's connector counts what it reads; where it does not (LMCache), response, sources and hits alone speak.
+    """
 
     def count(name: str) -> int:
         return int(delta[name])
@@ -56,7 +61,7 @@ def reuse_of(o: r.Observation, delta: Mapping[str, float]) -> Reuse:
     def store(status: str, quantity: str) -> int:
         return int(delta.get(f"store.{STORE_GET}.{status}.{quantity}", 0.0))
 
-    if not any(name.startswith("store.") for name in delta):
+    if counts_loads and not any(name.startswith("store.") for name in delta):
         raise KeyError("no store counters in this delta: the engine reports none")
     return Reuse(
         response_tokens=o.cached_tokens or 0,
@@ -267,13 +272,21 @@ def _corrupt(pair: PairAnswers, got: Difference, evidence: dict[str, object]) ->
     return finding(r.FindingCode.WRONG_ANSWER, message, **evidence)
 
 
+LMCACHE_KEY = re.compile(r"(?P<front>.+@\d+@\d+)@(?P<hash>-?[0-9a-f]+)@(?P<rest>[a-z0-9_]+(@.+)?)\Z")
+"""``MODEL@WORLD_SIZE@RANK@HASH@DTYPE``, and tags behind it (LMCache 0.5.3, ``lmcache/utils.py``)."""
+
+
 def key_prefix(key: str) -> str:
-    """What stands before the block hash in a key of the tested release (``...@group:0@<hash>``)."""
+    """What stands around the block hash in a key of the tested release (``...@group:0@<hash>``), or in one of LMCache's."""
+    if found := LMCACHE_KEY.match(key):
+        return f"{found['front']}@{found['rest']}"
     return key.rpartition("@")[0]
 
 
 def key_hash(key: str) -> str:
     """The block hash of a key."""
+    if found := LMCACHE_KEY.match(key):
+        return found["hash"]
     return key.rpartition("@")[2]
 
 

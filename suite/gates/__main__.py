@@ -52,6 +52,8 @@ def section(gate: Gate) -> list[str]:
         out.append(f"- Cases of `make gates`: {', '.join(f'`{name}`' for name in core)}")
     if rest:
         out.append(f"- Further cases of `make gates-full`: {', '.join(f'`{name}`' for name in rest)}")
+    if gate.judges_lmcache:
+        out.append("- Judges LMCache too (`--stack lmcache-mooncake`)")
     out.append(f"- Proven by planted defects: {', '.join(gate.proof) if gate.proof else 'UNPROVEN'}")
     return [*out, ""]
 

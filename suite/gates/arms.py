@@ -85,10 +85,13 @@ def other_engine(stack: Stack, engine: str) -> str:
     return names[(names.index(engine) + 1) % len(names)]
 
 
-def calibrate(stack: Stack, *, planted: bool = True) -> None:
+def calibrate(stack: Stack, *, planted: bool = True, concurrent: bool = True) -> None:
     """Measure the oracle on this stack, once: both noise floors, alone and under concurrency, and its sensitivity.
 
     planted False: for a pool too small to keep the planted blocks; the judge then asks ``oracle.check(planted=False)``.
+    concurrent False: for a case whose requests are all alone on their engine. The floors under concurrency are then left to
+    the first case that needs them: on a deep model they take as long as all the rest, and the sensitivity would be held
+    against a noise that no verdict of such a case rests on.
 
     Roles written: ``floor-cold``, ``floor-native`` (sequential), ``floor-cold-concurrent``,
     ``floor-native-concurrent``, ``planted`` with its ``planted-reference``; facts ``planted-block``. Every engine takes
@@ -96,11 +99,12 @@ def calibrate(stack: Stack, *, planted: bool = True) -> None:
     reads another's blocks.
     """
     make_room(stack)
-    if stack.notes.get("calibrated"):
-        return
-    stack.notes["calibrated"] = True
     with stack.deadline(CALIBRATION_REQUEST_S):
-        _measure(stack, planted and _may_plant(stack))
+        if not stack.notes.get("calibrated"):
+            stack.notes["calibrated"] = True
+            _measure(stack, planted and _may_plant(stack), concurrent)
+        elif concurrent and not stack.notes.get("calibrated-concurrent"):
+            _measure_concurrent(stack)
 
 
 def make_room(stack: Stack) -> None:
@@ -123,11 +127,16 @@ def _may_plant(stack: Stack) -> bool:
     return True
 
 
-def _measure(stack: Stack, planted: bool) -> None:
+def _lengths(stack: Stack) -> tuple[int, list[int]]:
+    """The longest prompt that every engine takes, and the lengths at which noise is measured."""
+    longest = min(stack.engines[name].facts.max_model_len for name in stack.names) - 16
+    return longest, [n for n in CALIBRATION_LENGTHS if n <= longest]
+
+
+def _measure(stack: Stack, planted: bool, concurrent: bool) -> None:
     """Send what the oracle is measured by."""
     prompts = stack.prompts(CALIBRATION)
-    longest = min(stack.engines[name].facts.max_model_len for name in stack.names) - 16
-    lengths = [n for n in CALIBRATION_LENGTHS if n <= longest]
+    longest, lengths = _lengths(stack)
     with stack.phase(CALIBRATION, "floors"):
         for tokens in lengths:
             prompt = prompts.fresh(f"floor/{tokens}", tokens)
@@ -138,17 +147,25 @@ def _measure(stack: Stack, planted: bool) -> None:
                 stack.ask(engine, prompt, "floor-cold", cache_salt=salt)
                 for _ in range(2):
                     stack.ask(engine, prompt, "floor-native", cache_salt=salt)
-    with stack.phase(CALIBRATION, "floors-concurrent"):
-        prompt = prompts.fresh(f"floor/{lengths[-1]}", lengths[-1])
-        for engine in stack.names:
-            salts = [f"{CALIBRATION}.concurrent.{engine}.{i}" for i in range(4)]
-            for role in ("floor-cold-concurrent", "floor-native-concurrent"):
-                stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
+    if concurrent:
+        _measure_concurrent(stack)
     with stack.phase(CALIBRATION, "contrast"):
         ask_contrasts(stack, prompts.fresh("contrast", min(PLANTED_PROMPT_TOKENS, longest)), prompts)
     if planted and stack.store is not None and len(stack.names) > 1:
         with stack.phase(CALIBRATION, "planted"):
             plant_wrong_blocks(stack, prompts.fresh("planted", PLANTED_PROMPT_TOKENS), prompts)
+
+
+def _measure_concurrent(stack: Stack) -> None:
+    """The floors of requests that share batches with others."""
+    stack.notes["calibrated-concurrent"] = True
+    _, lengths = _lengths(stack)
+    prompt = stack.prompts(CALIBRATION).fresh(f"floor/{lengths[-1]}", lengths[-1])
+    with stack.phase(CALIBRATION, "floors-concurrent"):
+        for engine in stack.names:
+            salts = [f"{CALIBRATION}.concurrent.{engine}.{i}" for i in range(4)]
+            for role in ("floor-cold-concurrent", "floor-native-concurrent"):
+                stack.send_all([stack.request(engine, prompt, role, cache_salt=salt) for salt in salts], 4)
 
 
 def positions(blocks: int) -> dict[str, int]:

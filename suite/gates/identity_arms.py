@@ -44,8 +44,8 @@ class Party:
     salt: str | None = None
 
     def fields(self, salt: str | None = None) -> dict[str, Any]:
-        """Keyword arguments of a request; ``salt`` in place of its own."""
-        found: dict[str, Any] = {"cache_salt": salt or self.salt}
+        """Keyword arguments of a request; ``salt`` in place of its own, which alone has to keep it apart (I.salt judges that)."""
+        found: dict[str, Any] = {"cache_salt": salt or self.salt, "salt_alone": salt is None}
         if self.adapter:
             found["extra"] = {"model": self.adapter}
         return found

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fixtures import capabilities
+
 if TYPE_CHECKING:
     from fixtures.spec import EngineSpec
     from fixtures.stack import Stack
@@ -68,6 +70,20 @@ def _args(*args: str, **more: Any) -> Callable[[Stack], dict[str, Any]]:
     return lambda stack: {"args": args, **more}
 
 
+def _in_two(flag: str) -> Callable[[Stack], dict[str, Any]]:
+    """Sharding changes what a rank stores under its key, not what is computed; bytes a token: not those of one rank. On a host with
+    two GPUs the engine sees both; with one it refuses to start, and says so."""
+
+    def changes(stack: Stack) -> dict[str, Any]:
+        found: dict[str, Any] = {"args": (flag, "2"), "kv_bytes_per_token": 0}
+        if stack.spec.platform == "cuda":
+            gpus = sorted(int(node.name.removeprefix("nvidia")) for node in capabilities.gpu_nodes())
+            found["env"] = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus[:2]))}
+        return found
+
+    return changes
+
+
 _ROPE = json.dumps({"rope_parameters": {"rope_type": "default", "rope_theta": OTHER_BASE}})
 
 SETTINGS: dict[str, Setting] = {
@@ -100,14 +116,14 @@ SETTINGS: dict[str, Setting] = {
         "those of a second environment",
         _other_environment,
         changes_answers=False,
+        may_lack=True,  # the pool may take no client of another release: then there is nothing to share
         needs=("second-stack",),
     ),
-    # Sharding changes what a rank stores under its key, not what is computed; bytes a token: not those of one rank.
     "tensor-parallel": Setting(
         "the tensor-parallel size",
         "1",
         "2",
-        _args("--tensor-parallel-size", "2", kv_bytes_per_token=0),
+        _in_two("--tensor-parallel-size"),
         changes_answers=False,
         may_lack=True,
     ),
@@ -115,7 +131,7 @@ SETTINGS: dict[str, Setting] = {
         "the pipeline-parallel size",
         "1",
         "2",
-        _args("--pipeline-parallel-size", "2", kv_bytes_per_token=0),
+        _in_two("--pipeline-parallel-size"),
         changes_answers=False,
         may_lack=True,
     ),
@@ -142,10 +158,12 @@ AVOID = "a kv_connector_extra_config.cache_prefix of its own for every set of we
 
 
 def merged(engine: EngineSpec, changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes on top of what the engine has: arguments are added to its own, extra settings merged into its own."""
+    """Changes on top of what the engine has: arguments are added to its own, extra settings and environment merged into its own."""
     found = dict(changes)
     if "args" in found:
         found["args"] = (*engine.args, *found["args"])
     if "kv_extra" in found:
         found["kv_extra"] = {**engine.kv_extra, **found["kv_extra"]}
+    if "env" in found:
+        found["env"] = {**engine.env, **found["env"]}
     return found

@@ -232,11 +232,17 @@ def _lookups(history: History, measured: Sequence[r.Observation]) -> list[r.Find
     return found
 
 
+def counts_loads(engine: r.EngineFacts) -> bool:
+    """The engine exposes what its connector reads from the pool. Without a connector there is nothing to count, and LMCache exposes
+    none of it: response, sources and hits have to agree there."""
+    return engine.connector != "native" and not engine.connector.startswith("lmcache")
+
+
 def sums_and_sources(
     engine: r.EngineFacts, observed: r.Observation | Sequence[r.Observation], delta: dict[str, float] | None
 ) -> list[r.Finding]:
     """Conservation and three-source agreement of exactly the requests that an engine got between two scrapes."""
-    per_token = 0 if engine.connector == "native" else engine.kv_bytes_per_token  # no connector, no bytes to count
+    per_token = engine.kv_bytes_per_token if counts_loads(engine) else 0
     return [
         *conservation.check_conservation(observed, delta, kv_bytes_per_token=per_token),
         *sources.check_sources(observed, delta, kv_bytes_per_token=per_token),

@@ -5,6 +5,7 @@ Pure functions of a case's history. A case with several pairs is as bad as its w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -16,7 +17,15 @@ from reports.history import History
 from suite.checks import answers, hits, identity, liveness, logs
 from suite.checks.base import finding, run
 from suite.contract import Gate, outcome_of
-from suite.gates.judging import delta_of, failed_loads, fallbacks, ordered, sums_and_sources, visible_findings
+from suite.gates.judging import (
+    counts_loads,
+    delta_of,
+    failed_loads,
+    fallbacks,
+    ordered,
+    sums_and_sources,
+    visible_findings,
+)
 from suite.gates.oracle import ABSOLUTE_MINIMUM_NAT, Oracle
 from suite.gates.selections import kind_of, measured
 from suite.workload.prompts import reusable_tokens
@@ -89,17 +98,22 @@ def _not_started(history: History, *, may_lack: bool) -> list[r.Finding]:
         if attempt.result == "ready":
             continue
         words = _own_words(attempt.log_tail)
-        text = f"engine {attempt.unit} with {history.case.params['setting']}: {attempt.result}; its own words: {words}"
-        lacks = may_lack and attempt.result == "dead"
+        how = attempt.result if attempt.result != "neither" else f"neither ready nor dead in {attempt.bound_s:.0f} s"
+        text = f"engine {attempt.unit} with {history.case.params['setting']}: {how}; its own words: {words}"
+        # One that says that it failed is not ready for that reason, whether its processes went away or (as seen) stayed.
+        lacks = may_lack and (attempt.result == "dead" or _FAILED.search(words) is not None)
         code = r.FindingCode.MISSING_CAPABILITY if lacks else r.FindingCode.NO_PRESSURE
         return [finding(code, text, log_tail=list(attempt.log_tail), exit_code=attempt.exit_code)]
     return []
 
 
+_FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
+
+
 def _own_words(tail: Sequence[str]) -> str:
-    """The last line of a log's end that names an error, else the last line."""
+    """The last line of a log's end that names an error and not only where to find it, else the last line."""
     lines = [line.strip() for line in tail if line.strip()]
-    named = [line for line in lines if "Error" in line and "Traceback" not in line]
+    named = [line for line in lines if _FAILED.search(line) and "root cause" not in line]
     return (named or lines or ["nothing"])[-1][:300]
 
 
@@ -131,7 +145,7 @@ def _judge_pair(
         saver_name=fact["saver"],
         reader_name=fact["reader"],
         foreign=foreign,
-        reuse=identity.reuse_of(foreign, delta),
+        reuse=identity.reuse_of(foreign, delta, counts_loads=counts_loads(engine_facts(history, foreign.engine))),
         cold=roles["cold"],
         native=roles["native"],
         own=roles["own"][0],

@@ -47,6 +47,7 @@ class Share(Gate):
     """
 
     id = "H.share"
+    judges_lmcache = True
     version = 2
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
     proof = (
@@ -77,6 +78,7 @@ class SeedNamed(Gate):
     """
 
     id = "H.seed"
+    judges_lmcache = True
     claim = "a hash seed that differs between two engines is caught and named before anyone wonders about a hit rate"
     proof = ("launcher-environment",)
 

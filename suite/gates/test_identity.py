@@ -18,7 +18,7 @@ from fixtures.identity_variants import (
 from fixtures.models import TINY
 from reports import records as r
 from reports.history import History
-from suite.contract import UNRECORDED, Case, Gate
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate
 from suite.gates.identity_arms import Pair, Party, ask_before_and_after, ask_pair
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
 
-CORE = ("weights.default", "weights.prefix", "position.default")
-"""The worst cases, one engine start each."""
+CORE = ("weights.default", "weights.prefix")
+"""The worst case, and the setting that avoids it; one engine start each."""
 
 FULL = (
+    "position.default",
     "weights.tenant",
     "position.prefix",
     "dtype.default",
@@ -62,7 +63,8 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
-    version = 3
+    judges_lmcache = True
+    version = 4
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:
@@ -79,7 +81,16 @@ class OtherEngine(Gate):
                 "may_lack": setting.may_lack,
                 "avoid": AVOID,
             }
-            yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=UNRECORDED and name in CORE)
+            yield Case(f"{self.id}.{name}", params, needs=setting.needs, core=name in CORE)
+
+    def stack(self, base: StackSpec, case: Case) -> StackSpec:
+        if case.params["protection"] != "default" and any(e.connector.startswith("lmcache") for e in base.engines):
+            raise Untestable(
+                "lmcache",
+                f"the protection {case.params['protection']!r} is an option of vLLM's own store connector",
+                "judge the .default cases, or the pool without LMCache (--stack gpu-shared)",
+            )
+        return base
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
@@ -106,6 +117,7 @@ class Salt(Gate):
     """
 
     id = "I.salt"
+    judges_lmcache = True
     version = 3
     claim = "blocks saved under one cache salt are reused under that salt alone"
     proof = ("ignored-salt",)
@@ -155,6 +167,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
+    judges_lmcache = True
     version = 3
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 

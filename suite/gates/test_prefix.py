@@ -44,6 +44,7 @@ class Boundary(Gate):
     """
 
     id = "P.boundary"
+    judges_lmcache = True
     version = 2
     claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
     proof = (
@@ -93,6 +94,7 @@ class Local(Gate):
     """
 
     id = "P.local"
+    judges_lmcache = True
     version = 2
     claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
     needs_pool = False
@@ -130,6 +132,7 @@ class Divergent(Gate):
     """
 
     id = "P.divergent"
+    judges_lmcache = True
     version = 2
     claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
     proof = (
@@ -186,6 +189,7 @@ class LoadSize(Gate):
     """
 
     id = "P.size"
+    judges_lmcache = True
     version = 2
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
@@ -224,7 +228,7 @@ class LoadSize(Gate):
         return spec.with_store(segment_bytes=max(spec.store.segment_bytes, DEEP_SEGMENT_BYTES))
 
     def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack)
+        calibrate(stack, concurrent=False)
         saver, reader = stack.names[0], stack.names[1]
         tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
         prompt = stack.prompts(case.id).fresh("x", tokens)

@@ -68,6 +68,7 @@ class Made:
     drop: str = ""
     """Role of requests that are left out."""
     counters: bool = True
+    words: tuple[str, ...] = ("Traceback (most recent call last):", "ValueError: fp8 is not for this CPU", "stopped")
 
     def history(self) -> History:
         """The case's view."""
@@ -85,7 +86,7 @@ class Made:
                 bound_s=240.0,
                 result=self.attempt,  # type: ignore[arg-type]
                 exit_code=1,
-                log_tail=("Traceback (most recent call last):", "ValueError: fp8 is not for this CPU", "stopped"),
+                log_tail=self.words,
             ),
             r.Fact(name="identity.engine", t_s=51.0, value=msgspec.to_builtins(facts("variant"))),
         ]

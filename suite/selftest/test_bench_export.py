@@ -68,6 +68,7 @@ def test_plain(benchmark):
 """
 
 
+@pytest.mark.slow  # each a pytest of its own
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

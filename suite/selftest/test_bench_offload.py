@@ -114,7 +114,7 @@ def test_a_prompt_that_the_engines_do_not_take_is_no_verdict(tokens: int) -> Non
             TTFT.stack(load_spec("cpu"), case)
 
 
-@pytest.mark.parametrize("name", ["gpu-shapes", "cpu-offload"])
+@pytest.mark.parametrize("name", ["gpu-shapes", "cpu-offload", "lmcache"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_stacks_for_timing_hold_what_a_length_prepares(name: str, shape: str) -> None:
     """Caches, pool and tier against the prompts that are in play at the longest length."""
@@ -128,6 +128,8 @@ def test_the_stacks_for_timing_hold_what_a_length_prepares(name: str, shape: str
     if spec.store is not None:
         assert spec.store.segment_bytes * spec.store.eviction_high_watermark_ratio > 3 * 2 * PREPARED_TOKENS * token
         assert max(LONG) + 2 <= engine.max_model_len
+    elif engine.lmcache is not None:
+        assert engine.lmcache.local_cpu_bytes > in_play
     else:
         assert engine.kv_extra["cpu_bytes_to_use"] > in_play
 

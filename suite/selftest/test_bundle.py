@@ -221,6 +221,7 @@ def install(bundle_dir: Path, prefix: Path, *options: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_installs_from_its_parts_and_resumes(made_bundle: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     parts = sorted(made_bundle.glob("made-up.*"))
@@ -248,6 +249,7 @@ def test_installs_from_its_parts_and_resumes(made_bundle: Path, tmp_path: Path) 
     assert (again.returncode, "unpacked before" in again.stdout) == (0, True)
 
 
+@pytest.mark.slow
 def test_refuses_another_host_and_tells_what_is_missing(made_bundle: Path, tmp_path: Path) -> None:
     manifest = made_bundle / "manifest.json"
     said = json.loads(manifest.read_text(encoding="utf-8"))
@@ -268,9 +270,39 @@ def test_refuses_another_host_and_tells_what_is_missing(made_bundle: Path, tmp_p
     assert "holds something else" in install(made_bundle, occupied).stderr
 
 
+def test_an_addition_goes_into_the_prefix_of_a_bundle_and_replaces_its_kind(made_bundle: Path, tmp_path: Path) -> None:
+    wheels, prefix = tmp_path / "more", tmp_path / "prefix"
+    wheels.mkdir()
+    for version in ("1.0", "2.0"):
+        wheel(wheels, "extra", version, "app", **{f"extra__only_in_{version[0]}.py": b""})
+    added: list[Path] = []
+    for version in ("1.0", "2.0"):
+        made = target({"app": "1.0"}, want=[f"extra=={version}"], onto="made-up", checks=["import extra, app"])
+        added.append(tmp_path / f"added-{version}")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(bundle, "pip_fetch", lambda *_: from_folder(wheels))
+            bundle.build(made, added[-1], wheels, part_mib=1)
+    alone = install(added[0], prefix)
+    assert (alone.returncode, "has no bundle in it yet" in alone.stderr, prefix.exists()) == (4, True, False)
+    assert install(made_bundle, prefix).returncode == 0
+    for folder, own, other in ((added[0], "only_in_1.py", "only_in_2.py"), (added[1], "only_in_2.py", "only_in_1.py")):
+        done = install(folder, prefix)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert list(prefix.rglob(own))
+        assert not list(prefix.rglob(other))
+        assert [p.name for p in prefix.rglob("extra-*.dist-info")] == [
+            f"extra-{folder.name.rpartition('-')[2]}.dist-info"
+        ]
+    assert "unpacked before" in install(added[1], prefix).stdout
+    assert "unpacked before" in install(made_bundle, prefix).stdout
+
+
 def test_ready_targets_are_well_formed() -> None:
     ready = load_target("h200-torch211")
     assert ready.platforms[0] == "manylinux_2_39_x86_64"
     assert ready.have[canonicalize_name("torch")] == "2.11.0"
-    with pytest.raises(BundleError, match="no such file; give a path or one of: h200-torch211"):
+    addition = load_target("h200-lmcache")
+    assert addition.spec.onto == ready.spec.name
+    assert addition.have.items() >= ready.have.items()
+    with pytest.raises(BundleError, match="no such file; give a path or one of: h200-lmcache, h200-torch211"):
         load_target("no-such-target")

@@ -81,6 +81,9 @@ SICK = {
     "hash-fallback": [
         "(EngineCore pid=2) WARNING 11-29 10:00:00 [kv_cache_utils.py:165] Using a random per-process NONE_HASH seed because xxhash is not collision resistant.",
     ],
+    "kernel-fallback": [
+        "LMCache WARNING: lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on the torch baseline for all ops.",
+    ],
     "transport-fallback": ["W1129 10:00:00.000000 1 topology.cpp:1] No RDMA devices found, falling back to TCP"],
     "thread-error": [
         "(Worker pid=3) ERROR 11-29 10:00:00 [worker.py:360] Error in KVCacheStoreRecvingThread (req=cmpl-1)",

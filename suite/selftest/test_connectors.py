@@ -99,8 +99,9 @@ def test_a_custom_connector_without_a_store_has_no_lookup_channel() -> None:
 
 
 def test_mooncakes_file(tmp_path: Path) -> None:
-    path = plan(stack()).write(tmp_path)
-    assert path is not None
+    written = plan(stack()).write(tmp_path)
+    assert list(written) == ["MOONCAKE_CONFIG_PATH"]
+    path = written["MOONCAKE_CONFIG_PATH"]
     assert json.loads(path.read_text()) == {
         "metadata_server": "P2PHANDSHAKE",
         "master_server_address": "127.0.0.1:50051",

@@ -24,12 +24,12 @@ from containers import install
 from fixtures import capabilities
 from fixtures.errors import Untestable, UsageError
 from fixtures.runtimes import docker_image, docker_launch
-from fixtures.runtimes.base import Launch
+from fixtures.runtimes.base import CPUS, Launch
 from fixtures.runtimes.docker import check_gpus
 from fixtures.runtimes.docker_audit import Rights, right_complaints, socket_complaints
 from fixtures.runtimes.docker_client import architecture, connect
 from fixtures.runtimes.docker_image import MARK, StackImage, find_image
-from fixtures.runtimes.docker_launch import ROOT_HOME, memory_file_systems, mounts, plan_container
+from fixtures.runtimes.docker_launch import ROOT_HOME, cpu_limit, memory_file_systems, mounts, plan_container
 from fixtures.spec import load_spec, parse_spec
 from fixtures.stores import plan_owner
 from reports.records import SocketSnapshot
@@ -212,6 +212,17 @@ def test_a_tier_that_may_fill_up_is_a_small_file_system_of_the_container(tmp_pat
         spec = parse_spec(f"{text}{more}\n[engine]\n", "x.toml")
         plan = plan_owner(spec, name="o", port=1, master_address="h:1", directory=tmp_path)
         assert memory_file_systems(plan_container(plan.launch, IMAGE, tmp_path / "cache"), (7, 8)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "limit"),
+    [("0", 2, 1.5), ("0", 1, 0.5), ("0", 64, 63.5), ("1.25", 2, 1.25), ("8", 2, 2.0), (None, 2, 0.0)],
+)
+def test_an_engine_leaves_something_of_its_host_to_the_others(
+    asked: str | None, cores: int, limit: float, tmp_path: Path
+) -> None:
+    launch = Launch("e0", "engine", ("x",), {}, tmp_path, extra={} if asked is None else {CPUS: asked})
+    assert cpu_limit(launch, cores) == limit
 
 
 def test_a_program_of_this_host_is_no_program_of_the_image(tmp_path: Path) -> None:

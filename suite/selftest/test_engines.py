@@ -185,6 +185,17 @@ def test_engines_that_share_a_gpu_share_its_memory(tmp_path: Path) -> None:
     assert "OMP_NUM_THREADS" not in found[0].launch.env
 
 
+def test_how_gpus_may_talk_to_each_other_is_the_hosts_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    monkeypatch.setenv("TORCH_LOGS", "+all")
+    cuda = 'name = "x"\nplatform = "cuda"\n[store]\n[engine]\nblock_tokens = 16\n[[engines]]\ngpu = 0\n'
+    kept = plan(parse_spec(cuda, "x.toml"), tmp_path).launch.env
+    assert (kept["NCCL_NVLS_ENABLE"], kept["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("0", "1")
+    assert "TORCH_LOGS" not in kept
+    assert "NCCL_NVLS_ENABLE" not in plan(stack(), tmp_path).launch.env
+
+
 def test_a_custom_connector_can_be_a_module_of_the_suite(tmp_path: Path) -> None:
     spec = stack('connector = "custom"\nconnector_name = "StackSpec"\nconnector_module_path = "fixtures.spec"')
     found = plan(spec, tmp_path)

@@ -75,3 +75,30 @@ def test_a_planted_block_that_does_not_show_is_not_tried_until_it_does() -> None
     (blind,) = oracle_of(stack).check()
     assert blind.code is r.FindingCode.ORACLE_BLIND
     assert len(planted(stack)) == len(POSITIONS)
+
+
+def roles(stack: SimulatedStack) -> set[str]:
+    return {x.role for x in stack.records if isinstance(x, r.Observation) and x.role.endswith("-concurrent")}
+
+
+def test_noise_under_concurrency_is_measured_by_the_first_case_that_needs_it_and_once() -> None:
+    stack = SimulatedStack()
+    calibrate(stack, concurrent=False)
+    assert roles(stack) == set()
+    calibrate(stack, concurrent=False)
+    assert roles(stack) == set()
+    calibrate(stack)
+    assert roles(stack) == {"floor-cold-concurrent", "floor-native-concurrent"}
+    seen = len(stack.records)
+    calibrate(stack)
+    calibrate(stack, concurrent=False)
+    assert len(stack.records) == seen
+
+
+def test_a_case_of_single_requests_is_not_held_to_the_noise_of_concurrent_ones() -> None:
+    stack = SimulatedStack()
+    calibrate(stack, concurrent=False)
+    stack.record(r.CaseStarted(case_id="c", gate="g", gate_version=1, claim="", stack_id=stack.stack_id, t_s=0.0))
+    oracle = Oracle.of(History(stack.records).for_case("c"))
+    assert oracle.native_concurrent.pairs == oracle.native.pairs > 0
+    assert oracle.check() == []

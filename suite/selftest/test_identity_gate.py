@@ -262,7 +262,15 @@ def test_a_build_without_the_setting_is_untestable_with_the_engines_own_words() 
     assert (verdict.outcome, verdict.finding) == (r.Outcome.UNTESTABLE, CODE.MISSING_CAPABILITY)
     assert "fp8 is not for this CPU" in verdict.findings[0].message
     assert judged(Made(attempt="dead")).outcome is r.Outcome.HARNESS_ERROR
-    assert judged(Made(attempt="neither", params={"may_lack": True})).outcome is r.Outcome.HARNESS_ERROR
+
+
+def test_an_engine_that_is_neither_ready_nor_dead_lacks_the_setting_only_where_it_says_that_it_failed() -> None:
+    failed = judged(Made(attempt="neither", params={"may_lack": True}))
+    assert (failed.outcome, failed.finding) == (r.Outcome.UNTESTABLE, CODE.MISSING_CAPABILITY)
+    assert "neither ready nor dead in 240 s; its own words: ValueError" in failed.findings[0].message
+    slow = Made(attempt="neither", params={"may_lack": True}, words=("INFO loading weights",))
+    assert judged(slow).outcome is r.Outcome.HARNESS_ERROR
+    assert judged(Made(attempt="neither")).outcome is r.Outcome.HARNESS_ERROR
 
 
 def test_a_traceback_in_the_log_does_not_pass() -> None:

@@ -314,6 +314,7 @@ def test_one_wrong_block_is_seen() -> None:
     assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT} == {}
 
 
+@pytest.mark.slow
 def test_the_check_above_can_fail() -> None:
     """Plain random weights of the usual scale see next to nothing."""
     random = np.random.default_rng(0)
@@ -322,6 +323,7 @@ def test_the_check_above_can_fail() -> None:
     assert max(_shifts(Decoder(spec, plain)).values()) < SEEN_NAT / 2
 
 
+@pytest.mark.slow
 def test_quiet_tokens_are_far_from_the_top() -> None:
     decoder = Decoder(TINY["tiny-base"], weights(TINY["tiny-base"]))
     logprobs, _ = decoder.run(np.random.default_rng(1).integers(0, END_OF_TEXT, 256))

@@ -78,6 +78,7 @@ def up(admin: StoreAdmin, unit: subprocess.Popen[bytes]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_real_master_and_owner_come_up_from_their_plans(
     tmp_path: Path, start: Callable[[Launch], subprocess.Popen[bytes]]
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_real_master_and_owner_come_up_from_their_plans(
                 impatient.key_count()
 
 
+@pytest.mark.slow
 def test_a_master_that_cannot_bind_its_port_exits(
     tmp_path: Path, start: Callable[[Launch], subprocess.Popen[bytes]]
 ) -> None:

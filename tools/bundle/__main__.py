@@ -32,7 +32,8 @@ def say(text: str) -> None:
 def build(target: Target, out: Path, wheelhouse: Path, part_mib: int) -> None:
     """Write a bundle into ``out``, which is replaced. Raises BundleError."""
     base = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    closure = resolve(target, [*target.spec.want, *base], pip_fetch(target, wheelhouse, say))
+    own = [] if target.spec.onto else base
+    closure = resolve(target, [*target.spec.want, *own], pip_fetch(target, wheelhouse, say))
     fetched = sum(wheel.stat().st_size for wheel in closure.wheels.values())
     say(
         f"{len(closure.wheels)} wheels to bring ({fetched >> 20} MiB), {len(closure.on_host)} distributions used of the host"
@@ -52,7 +53,8 @@ def build(target: Target, out: Path, wheelhouse: Path, part_mib: int) -> None:
         shutil.copyfile(ON_TARGET / script, out / script)
     for part in parts:
         say(f"{out / part.name}: {part.size_bytes / (1 << 20):.1f} MiB  sha256 {part.sha256}")
-    say("on the target, with all of these files in one folder: sh install.sh PREFIX")
+    where = f" (the one that a bundle of {target.spec.onto} is in)" if target.spec.onto else ""
+    say(f"on the target, with all of these files in one folder: sh install.sh PREFIX{where}")
 
 
 def describe(
@@ -63,6 +65,7 @@ def describe(
     return {
         "format": 1,
         "target": spec.name,
+        "onto": spec.onto,
         "python": spec.python,
         "machine": spec.machine,
         "parts": parts,

@@ -33,6 +33,9 @@ class TargetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     machine: str = "x86_64"
     want: tuple[str, ...]
     """Requirements to bring, beside the base dependencies of the suite."""
+    onto: str = ""
+    """Another target: this one is an addition to its bundle, and is installed into the same prefix. Whatever that target's host has
+    is there; what its bundle brings belongs into ``have``. The suite's own dependencies are not brought again."""
     have: tuple[str, ...] = ()
     """What the host has: ``name==version``, or a bare name where the version is not known."""
     leave_out: dict[str, str] = {}
@@ -98,6 +101,11 @@ class Target:
 
 def load_target(name: str) -> Target:
     """Read a target: a path, or the name of a ready one. Raises BundleError."""
+    target = _read_target(name)
+    return Target(target.spec, {**_read_target(target.spec.onto).have, **target.have}) if target.spec.onto else target
+
+
+def _read_target(name: str) -> Target:
     path, spec = read_named(name, TARGETS_DIR, TargetFile, asked=f"TARGET={name}", error=BundleError)
     for label, text in (("python", spec.python), ("glibc", spec.glibc)):
         if not all(part.isdigit() for part in text.split(".")) or text.count(".") != 1:

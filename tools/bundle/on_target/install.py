@@ -2,6 +2,7 @@
 
 Verifies every part, makes an environment in PREFIX whose interpreter sees PREFIX first and then all that the host's own
 interpreter sees, unpacks into it, links the shared libraries that the host lacks, and tries what the suite stands on.
+An addition (``onto`` in the manifest) goes into a PREFIX that another bundle made, and takes the place of an addition of its name.
 Exit codes: 0 ready, 1 installed but a check failed, 4 something to mend first.
 """
 
@@ -24,6 +25,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CHUNK_BYTES = 1 << 20
+STAMP = "kvgates-bundle"
+"""File of a prefix that says which bundle is in it."""
+ADDED = "kvgates-added-{}"
+"""File that lists what an addition put into site-packages."""
 
 
 class InstallError(Exception):
@@ -96,7 +101,7 @@ def verified_parts(manifest: dict[str, Any], folder: Path) -> list[Path]:
 def make_environment(prefix: Path) -> Path:
     """An environment whose interpreter is the host's and sees the host's packages after its own. Returns site-packages."""
     venv.EnvBuilder(with_pip=False, symlinks=True, system_site_packages=False).create(prefix)
-    site = next((prefix / "lib").glob("python3*")) / "site-packages"
+    site = site_of(prefix)
     host = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and Path(path).is_dir()]
     lines = [f"import site; site.addsitedir({path!r})" for path in host]
     (site / "zz_host_packages.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -106,8 +111,32 @@ def make_environment(prefix: Path) -> Path:
     return site
 
 
-def unpack(parts: list[Path], prefix: Path, site: Path) -> None:
-    """Unpack the stream: ``site/`` into site-packages, ``lib/`` beside it."""
+def site_of(prefix: Path) -> Path:
+    """Its site-packages."""
+    return next((prefix / "lib").glob("python3*")) / "site-packages"
+
+
+def open_addition(manifest: dict[str, Any], prefix: Path) -> Path:
+    """Site-packages of a prefix that a bundle made, without what an earlier addition of this kind put there. Raises InstallError."""
+    if not (prefix / STAMP).is_file():
+        raise InstallError(
+            f"{prefix} has no bundle in it yet, and this is an addition: install {manifest['onto']} there first"
+        )
+    site = site_of(prefix)
+    listed = prefix / ADDED.format(manifest["onto"])
+    files = [site / name for name in listed.read_text(encoding="utf-8").splitlines()] if listed.is_file() else []
+    for file in files:
+        file.unlink(missing_ok=True)
+    folders = {parent for file in files for parent in file.parents if site in parent.parents}
+    for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
+        if folder.is_dir() and all(entry.name == "__pycache__" for entry in folder.iterdir()):
+            shutil.rmtree(folder)  # an empty .dist-info would still count as an installed release, of no version
+    return site
+
+
+def unpack(parts: list[Path], prefix: Path, site: Path) -> list[str]:
+    """Unpack the stream: ``site/`` into site-packages, ``lib/`` beside it. Returns what went into site-packages."""
+    written: list[str] = []
     tops = {"site": site, "lib": prefix / "carried-libraries"}
     with tarfile.open(fileobj=io.BufferedReader(Parts(parts), CHUNK_BYTES), mode="r|xz") as archive:
         for member in archive:
@@ -121,6 +150,8 @@ def unpack(parts: list[Path], prefix: Path, site: Path) -> None:
             with path.open("wb") as sink:  # not archive.extract: its safe filter is younger than some Python 3.11
                 shutil.copyfileobj(source, sink, CHUNK_BYTES)
             path.chmod(member.mode & 0o755)
+            written += [rest] if top == "site" else []
+    return written
 
 
 def link_libraries(manifest: dict[str, Any], prefix: Path, site: Path) -> None:
@@ -222,7 +253,8 @@ def install(prefix: Path, parts_folder: Path, force: bool) -> int:
     text = (HERE / "manifest.json").read_text(encoding="utf-8")
     manifest = json.loads(text)
     key = hashlib.sha256(text.encode()).hexdigest()
-    stamp = prefix / "kvgates-bundle"
+    onto = manifest.get("onto", "")
+    stamp = prefix / (f"{STAMP}-onto-{onto}" if onto else STAMP)
     check_host(manifest)
     python = prefix / "bin" / "python"
     if force or not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
@@ -230,14 +262,16 @@ def install(prefix: Path, parts_folder: Path, force: bool) -> int:
         say(f"{len(parts)} parts verified; unpacking {manifest['unpacked_bytes'] >> 20} MiB into {prefix}")
         if prefix.exists() and any(prefix.iterdir()) and not (prefix / "pyvenv.cfg").is_file():
             raise InstallError(f"{prefix} holds something else; give an empty folder")
-        site = make_environment(prefix)
-        unpack(parts, prefix, site)
+        site = open_addition(manifest, prefix) if onto else make_environment(prefix)
+        written = unpack(parts, prefix, site)
+        if onto:
+            (prefix / ADDED.format(onto)).write_text("\n".join(written) + "\n", encoding="utf-8")
         subprocess.run(
             [python, "-m", "compileall", "-q", "-q", "-j", "0", str(site)], check=False
         )  # spares each engine it
         stamp.write_text(key, encoding="utf-8")
     else:
-        site = next((prefix / "lib").glob("python3*")) / "site-packages"
+        site = site_of(prefix)
         say(f"unpacked before: {prefix}")
     link_libraries(manifest, prefix, site)
     missing = compare_versions(manifest, python)
