@@ -26,7 +26,7 @@ from fixtures.errors import HarnessError, Untestable, UsageError
 from fixtures.faults import DropLink, Fault, Freeze, Restart
 from fixtures.faults import docker as faults
 from fixtures.faults.docker_disk import FillDisk
-from fixtures.runtimes import far, sight
+from fixtures.runtimes import docker_hosts, far, sight
 from fixtures.runtimes.docker_address import parse
 from fixtures.runtimes.docker_audit import audit
 from fixtures.runtimes.docker_client import Daemon, labelled, remove_all
@@ -231,6 +231,40 @@ def test_a_pool_spans_two_hosts(tmp_path: Path, state: Path, monkeypatch: pytest
         assert link.inject(running).landed
         assert healed_record(running, link).landed
         assert audit(running.units()) == []
+
+
+@pytest.mark.needs("second-host", "docker-image")
+@pytest.mark.parametrize(
+    ("head", "program", "wanted"),
+    [
+        (
+            'host = "192.0.2.250"\n',
+            docker_hosts.REACH,
+            "192.0.2.250 cannot be bound here .*set host to an address of this",
+        ),
+        (
+            "",
+            "print('Network is unreachable')",
+            r"does not reach this one at \S+ \(Network is unreachable\); open the way",
+        ),
+        (
+            "",
+            docker_hosts.REACH.replace("int(sys.argv[2])", "1"),
+            r"does not reach this one at \S+ \(Connection refused\)",
+        ),
+    ],
+)
+def test_a_host_that_does_not_reach_this_one_is_one_line(
+    head: str, program: str, wanted: str, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_hosts, "REACH", program)  # goes another way, as behind a firewall
+    placed = f'{head}runtime = "docker"\ndocker_host = "local"'
+    with (
+        pytest.raises(UsageError, match=wanted),
+        store_stack(tmp_path, f'{OWNERS}\nowner_docker_hosts = ["{SECOND}"]', placed),
+    ):
+        pass
 
 
 class _Forward(socketserver.BaseRequestHandler):
