@@ -35,7 +35,7 @@ from fixtures.runtimes.docker_files import content_volume
 from fixtures.runtimes.docker_image import image_name
 from fixtures.runtimes.docker_unit import ContainerUnit
 from fixtures.runtimes.process import clean_dead_runs
-from fixtures.runtimes.ssh_tunnel import Tunnel
+from fixtures.runtimes.ssh_tunnel import PREFIX, Tunnel
 from fixtures.stack import Stack
 from fixtures.waiting import wait_for
 from reports import records as r
@@ -378,13 +378,17 @@ def killed_run(folder: Path, client: Any, how: signal.Signals, **env: str) -> st
 @second_host
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_killed_or_interrupted_leaves_nothing_there(
-    how: signal.Signals, state: Path, tmp_path: Path, daemon: Any
+    how: signal.Signals, daemon: Any, state: Path, tmp_path: Path
 ) -> None:
+    assert list((state / "s").glob(f"{PREFIX}*")) == [], (
+        "the way that this test looks through is of another state directory"
+    )
     run = killed_run(tmp_path, daemon, how)
 
     def clean() -> bool:
         clean_dead_runs(state)  # the next start; the guardian is at it as well
-        return left(daemon, run) == [] and not list((state / "runs").glob("*.jsonl"))
+        gone = not list((state / "runs").glob("*.jsonl")) and not list((state / "s").glob(f"{PREFIX}*"))
+        return gone and left(daemon, run) == []
 
     wait_for("the dead run's containers to go", clean, bound_s=60, bound_source="selftest", poll_s=0.1)
 

@@ -21,7 +21,7 @@ from fixtures.runtimes import docker_files, docker_image, docker_places, far_age
 from fixtures.runtimes.docker_address import DEFAULT_SOCKET, HERE, parse
 from fixtures.runtimes.docker_client import Daemon
 from fixtures.runtimes.docker_image import find_image
-from fixtures.runtimes.proc import ProcessId, facts, is_alive, read_stat, send, start_ticks, thread_states
+from fixtures.runtimes.proc import ProcessId, Stat, facts, is_alive, read_stat, send, start_ticks, thread_states
 from fixtures.runtimes.sockets import unix_sockets
 from fixtures.spec import StackSpec, parse_spec
 from suite.selftest.process_helpers import until
@@ -266,6 +266,12 @@ class LocalSight:
             return False
 
 
+def stat_of(pid: int) -> Stat:
+    found = read_stat(pid)
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "60"], env={"PYTHONHASHSEED": "7"}) as process:
@@ -275,14 +281,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_of_another_host_is_described_like_one_of_this(sleeper: subprocess.Popen[bytes]) -> None:
     base = sight.register(LocalSight())
-    far, near = read_stat(base + sleeper.pid), read_stat(sleeper.pid)
-    assert far is not None
-    assert near is not None
+    # Before its exec is over, memory and command line are still its parent's.
+    until(lambda: facts("", stat_of(base + sleeper.pid)).cmdline == ("sleep", "60"), "the sleeper's exec")
+    until(lambda: thread_states(base + sleeper.pid) == {"S"}, "the sleeper to sleep")
+    far, near = stat_of(base + sleeper.pid), stat_of(sleeper.pid)
     assert (far.pid - base, far.ppid - base, far.start_ticks) == (near.pid, near.ppid, near.start_ticks)
     assert far.rss_pages == 4 * near.rss_pages, "pages of that host"
     shown = facts("e1", far)
     assert (shown.cmdline, shown.env) == (("sleep", "60"), {"PYTHONHASHSEED": "7"})
-    until(lambda: thread_states(far.pid) == {"S"}, "the sleeper to sleep")
     assert read_stat(base + (1 << 22)) is None
 
 
@@ -312,8 +318,7 @@ def test_sockets_of_two_hosts_with_equal_inodes_are_not_mixed_up() -> None:
     base = sight.register(LocalSight())
 
     def unit(name: str, number: int) -> Any:
-        stat = read_stat(number)
-        assert stat is not None
+        stat = stat_of(number)
         return SimpleNamespace(launch=SimpleNamespace(name=name), processes=lambda: [facts(name, stat)], address="")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
