@@ -20,6 +20,7 @@ from fixtures.errors import Untestable, UsageError
 from fixtures.runtimes import docker_files, docker_image, docker_places, far_agent, sight, ssh_tunnel
 from fixtures.runtimes.docker_address import DEFAULT_SOCKET, HERE, parse
 from fixtures.runtimes.docker_client import Daemon
+from fixtures.runtimes.docker_hosts import _NO_IMAGE, DockerHost, check_network
 from fixtures.runtimes.docker_image import find_image
 from fixtures.runtimes.proc import ProcessId, Stat, facts, is_alive, read_stat, send, start_ticks, thread_states
 from fixtures.runtimes.sockets import unix_sockets
@@ -44,7 +45,7 @@ def spec(text: str = "", head: str = HEAD) -> StackSpec:
         ("local", ("unix", "", "", 0, DEFAULT_SOCKET)),
         ("unix:///run/d.sock", ("unix", "", "", 0, "/run/d.sock")),
         ("ssh://gpu7", ("ssh", "gpu7", "", 0, DEFAULT_SOCKET)),
-        ("ssh://me@gpu7:2222/run/user/7/docker.sock", ("ssh", "gpu7", "me", 2222, "/run/user/7/docker.sock")),
+        ("ssh://me@gpu7:2222/run/other.sock", ("ssh", "gpu7", "me", 2222, "/run/other.sock")),
         ("tcp://10.0.0.7:2376", ("tcp", "10.0.0.7", "", 2376, DEFAULT_SOCKET)),
     ],
 )
@@ -190,6 +191,13 @@ def test_how_an_image_gets_to_another_host_is_one_line() -> None:
         find_image(client, "x:1", True, parse("ssh://me@gpu7:2222"))
     with pytest.raises(UsageError, match=r"docker save x:1 \| docker -H tcp://gpu7:1 load$"):
         find_image(client, "x:1", True, parse("tcp://gpu7:1"))
+
+
+def test_a_rootless_daemon_has_no_network_of_its_host() -> None:
+    check_network("ssh://gpu7", {"SecurityOptions": ["name=seccomp,profile=default"]})
+    check_network("ssh://gpu7", {"SecurityOptions": None})
+    with pytest.raises(UsageError, match=r"ssh://gpu7: a rootless daemon, .* needs one that runs as root"):
+        check_network("ssh://gpu7", {"SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]})
 
 
 # What ssh says ------------------------------------------------------------------------------------------------------
@@ -391,7 +399,6 @@ def test_a_daemon_that_refuses_a_copy_ends_it(tmp_path: Path) -> None:
 
 def test_a_connector_of_this_clone_cannot_be_loaded_there(tmp_path: Path) -> None:
     from fixtures.runtimes.base import Launch
-    from fixtures.runtimes.docker_hosts import _NO_IMAGE, DockerHost
     from fixtures.runtimes.docker_launch import PROJECT_ROOT
 
     host = DockerHost(SimpleNamespace(), _NO_IMAGE)  # type: ignore[arg-type]  # no daemon is asked
