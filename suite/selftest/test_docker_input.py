@@ -198,6 +198,14 @@ def test_a_container_runs_the_same_command_with_the_images_own_programs(tmp_path
     assert {m["mode"] for path, m in mounts(plan).items() if path != str(model)} == {"rw"}
 
 
+def test_adapters_that_arrive_while_an_engine_runs_are_seen_by_it(tmp_path: Path) -> None:
+    quiet = planned(tmp_path, sys.executable)
+    told = planned(tmp_path, sys.executable, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+    assert quiet.arriving == ()
+    assert tmp_path / "adapters" in told.arriving
+    assert {mounts(told)[str(path)]["mode"] for path in told.arriving} == {"ro"}
+
+
 def test_what_lies_in_roots_home_can_be_reached_by_a_user(tmp_path: Path) -> None:
     assert memory_file_systems(planned(tmp_path, "mooncake_master", TMPDIR="/t/1"), (7, 8)) == {
         "/t/1": "mode=1777,exec"
