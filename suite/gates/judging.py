@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, kv_layers, liveness, logs, parity, sources
@@ -286,8 +288,18 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     confirmed = {a.request_id for a, b in equal if not answers.judge_external_vs_native([(a, b)], oracle.native)}
     twins = [pair for pair in cold if pair[0].request_id in confirmed]
     others = [pair for pair in cold if pair[0].request_id not in confirmed]
-    found += answers.judge_cold(twins, oracle.cold_limit_of_twins).findings if twins else []
+    found += [_of_both(f) for f in answers.judge_cold(twins, oracle.cold_limit_of_twins).findings] if twins else []
     return found + (answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else [])
+
+
+def _of_both(f: r.Finding) -> r.Finding:
+    """What is wrong over the pool's blocks and over the saver's own cache alike is not the pool's doing, and says so."""
+    if f.code is not r.FindingCode.WRONG_ANSWER:
+        return f
+    own = (
+        "the saver's own prefix cache gives the same answer, so it is the engine's caching that is wrong, not the pool"
+    )
+    return msgspec.structs.replace(f, message=f"{f.message}; {own}")
 
 
 def failed_loads(history: History, o: r.Observation) -> int:

@@ -97,7 +97,7 @@ class Options(Gate):
         return base.with_all_engines(**OPTIONS[case.params["option"]])
 
     def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack)
+        calibrate(stack, concurrent=False)
         speculates = case.params["option"] == "speculative"
         if speculates:
             note_drafts(stack, "before")

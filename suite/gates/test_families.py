@@ -95,7 +95,7 @@ class Families(Gate):
         return stack_of(base, WHOLE[case.params["family"]])
 
     def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack)
+        calibrate(stack, concurrent=False)
         share_and_boundary(stack, case.id)
         stack.scan_logs(case.id)
 
@@ -136,7 +136,7 @@ class SharedPrefix(Gate):
         return stack_of(base, SHARED[case.params["family"]])
 
     def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack)
+        calibrate(stack, concurrent=False)
         saver, reader = stack.names[0], stack.names[1]
         block = stack.engines[saver].facts.block_tokens
         prompts = stack.prompts(case.id)
