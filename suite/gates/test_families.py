@@ -103,9 +103,9 @@ class Families(Gate):
         return judge_arms(self, history)
 
 
-SHARED_TOKENS, PROMPT_TOKENS, PROBE_TOKENS = 1000, 2000, 1009
-"""Prompts of 2,000 tokens share their first 1,000, twice a window. The one that is judged parts from them inside the same
-block and ends there: no block of its own can be in any cache."""
+SHARED_TOKENS, PROMPT_TOKENS = 1000, 2000
+"""Prompts of 2,000 tokens share their first 1,000, twice a window. Each goes on for about as long by itself: one that ended soon
+behind the shared prefix would keep, as its own end, the very windows and states that are asked for."""
 
 SIBLINGS = 3
 """Prompts that share the prefix before it is judged. The first cannot hit, and the second is what first shows an engine that
@@ -118,8 +118,9 @@ class SharedPrefix(Gate):
     How it can lie: a model with windows or states can be taken up again only where somebody kept a window or a state, and
     where only ends of prompts are kept, a system prompt is nobody's prefix: repeated prompts hit, and a fleet that shares
     system prompts recomputes them each time.
-    Oracle: the exact count of common whole blocks; the engine that saved them is asked first, so that the verdict tells a pool
-    that holds less than its engine's cache from an engine that keeps nothing. Control: a whole prompt does hit.
+    Oracle: the exact count of common whole blocks, and the cold answer. The engine that saved them is asked for them too, by a
+    prompt of its own, so that the verdict tells a pool that holds less than its engine's cache from an engine that
+    keeps nothing. Control: a whole prompt does hit.
     Turns red: a pool that keeps the end of each prompt alone.
     """
 
@@ -142,7 +143,7 @@ class SharedPrefix(Gate):
         prompts = stack.prompts(case.id)
         shared = prompts.fresh("shared", SHARED_TOKENS)
         siblings = [prompts.extended(shared, f"sibling/{i}", PROMPT_TOKENS) for i in range(SIBLINGS)]
-        probe = prompts.extended(shared, "probe", PROBE_TOKENS)
+        probes = {name: prompts.extended(shared, f"probe/{name}", PROMPT_TOKENS) for name in (saver, reader)}
         with stack.phase(case.id, "save"):
             stack.save(saver, siblings[0], role="cold/control")
             for i, sibling in enumerate(siblings[1:]):
@@ -150,9 +151,9 @@ class SharedPrefix(Gate):
             settle_saves(stack)
         with stack.phase(case.id, "shared"):
             stack.fact("divergent", {"at": SHARED_TOKENS, "common_tokens": SHARED_TOKENS // block * block})
-            stack.ask_measured(saver, probe, "native/divergent")
-            stack.ask_measured(reader, probe, "external/divergent")
-            stack.ask_measured(saver, probe, "cold/divergent", cache_salt=f"{case.id}.cold")
+            stack.ask_measured(saver, probes[saver], "native/divergent")
+            stack.ask_measured(reader, probes[reader], "external/divergent")
+            stack.ask_measured(saver, probes[reader], "cold/divergent", cache_salt=f"{case.id}.cold")
         with stack.phase(case.id, "control"):
             stack.reset_local_cache(reader)
             stack.ask_measured(saver, siblings[0], "native/control")

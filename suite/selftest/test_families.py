@@ -231,12 +231,13 @@ class WindowedStack(SimulatedStack):
 
 
 class EndsOnlyStack(SimulatedStack):
-    """Nothing is kept at the end of a shared prefix; with the lie ``own``, the engine that saved it does keep it."""
+    """Prompts are kept whole and nothing of what they share; with the lie ``own``, the engine that saved it does keep it."""
 
     def _read(self, engine: str, prompt: tuple[int, ...], salt: str | None) -> tuple[int, int, bool, bool]:
-        if len(prompt) == 1009 and not ("own" in self.lies and engine == "e0"):
+        local, external, *rest = super()._read(engine, prompt, salt)
+        if local + external == 992 and not ("own" in self.lies and engine == "e0"):
             return 0, 0, False, False
-        return super()._read(engine, prompt, salt)
+        return local, external, rest[0], rest[1]
 
 
 def test_a_family_is_judged_like_any_prompt() -> None:
