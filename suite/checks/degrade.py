@@ -79,7 +79,8 @@ def check_lookups(
     """An engine looked up at most ``max_lookups`` times a request, whatever came of it.
 
     observations: all requests that the engine got between the snapshots of ``delta``. No lookup at all where requests
-    were sent is ``no-pressure``: the store was never asked, so nothing was bounded.
+    were sent is ``no-pressure``: the store was never asked, so nothing was bounded. Unless none of them was answered: a lookup
+    that never ends is in no counter, and what hangs is another check's to say.
     """
     if not observations:
         return too_few("no request was sent between the snapshots")
@@ -88,6 +89,11 @@ def check_lookups(
     by_status = {status: store_counter(delta, STORE_LOOKUP, status, "ops") for status in STORE_STATUSES}
     lookups = sum(by_status.values())
     first = observations[0]
+    if lookups == 0 and not any(o.ok for o in observations):
+        return too_few(
+            f"{first.engine}: none of {len(observations)} requests was answered, and no lookup has ended",
+            first_request=first.request_id,
+        )
     if lookups == 0:
         return [
             finding(
