@@ -183,7 +183,9 @@ def test_lookups_are_bounded() -> None:
     assert codes(lookups(delta(100, store__lookup_exists__ok__ops=0))) == ["no-pressure"]
     unanswered = [observation(q, timed_out=True, error="deadline") for q in ("q1", "q2")]
     none = delta(0, store__lookup_exists__ok__ops=0)
-    assert codes(degrade.check_lookups(unanswered, none, max_lookups=3)) == FEW, "a lookup that never ends is not counted"
+    assert codes(degrade.check_lookups(unanswered, none, max_lookups=3)) == FEW, (
+        "a lookup that never ends is not counted"
+    )
     assert codes(lookups(None)) == FEW
     assert codes(degrade.check_lookups([], delta(0), max_lookups=3)) == FEW
     with pytest.raises(KeyError, match="store counters"):
