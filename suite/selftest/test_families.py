@@ -194,6 +194,23 @@ def case_of(gate: Gate, name: str) -> Case:
     return next(case for case in gate.cases() if case.id == f"{gate.id}.{name}")
 
 
+@pytest.fixture(autouse=True)
+def another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one release computes wrongly is asked of another, unless a test is about that."""
+    monkeypatch.setattr("suite.gates.test_families.versions", lambda: {"vllm": "0.33.0"})
+
+
+@pytest.mark.parametrize("name", ["latent", "hybrid"])
+def test_what_a_cpu_build_computes_wrongly_by_itself_is_no_verdict_on_reuse(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("suite.gates.test_families.versions", lambda: {"vllm": "0.32.0"})
+    with pytest.raises(Untestable, match=r"without any reuse, vLLM 0\.32\.0 on a CPU is .* nat from transformers"):
+        FAMILIES_GATE.stack(load_spec("cpu"), case_of(FAMILIES_GATE, name))
+    FAMILIES_GATE.stack(load_spec("gpu-shared"), case_of(FAMILIES_GATE, name))
+    FAMILIES_GATE.stack(load_spec("cpu"), case_of(FAMILIES_GATE, "interleaved"))
+
+
 @pytest.mark.parametrize("gate", [FAMILIES_GATE, SHARED_GATE], ids=lambda gate: gate.id)
 def test_every_family_makes_a_stack_of_its_own_on_either_platform(gate: Gate) -> None:
     for base in (load_spec("cpu"), load_spec("gpu-shared")):

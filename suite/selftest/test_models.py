@@ -361,6 +361,38 @@ def test_what_is_cached_is_all_that_a_decoder_needs(name: str) -> None:
     assert np.abs(decoder.run(ids[64:], cache)[0][-1] - whole[-1]).max() < 1e-3
 
 
+@pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
+@pytest.mark.parametrize("name", ["tiny-base", "tiny-window", "tiny-latent", "tiny-hybrid", "tiny-experts"])
+def test_transformers_reads_a_model_as_the_decoder_does(tmp_path: Path, name: str) -> None:
+    """The reference of every architecture gives the same log probabilities, so configuration, names and layout are right.
+
+    Not ``tiny-interleaved``: transformers' Llama knows no windows.
+    """
+    torch, auto = _transformers()
+    path = str(ensure_model(name, tmp_path).path)
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    ids = np.random.default_rng(0).integers(0, END_OF_TEXT, 600)
+    with torch.no_grad():
+        theirs = torch.log_softmax(model(torch.tensor(ids[None])).logits[0, -1], -1).numpy()
+    stored = ((key, _as_stored(value)) for key, value in weights(TINY[name]))
+    ours, _ = Decoder(TINY[name], stored).run(ids)
+    assert np.abs(ours[-1] - theirs).max() < 1e-3
+
+
+def _transformers() -> tuple[Any, Any]:
+    """torch and the class that loads a model. Imported late: it takes seconds, and the suite itself needs neither."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return torch, AutoModelForCausalLM
+
+
+def _as_stored(value: Any) -> Any:
+    """Rounded to bfloat16 and back, as the file holds it."""
+    return (to_bfloat16(value).astype(np.uint32) << 16).view(np.float32)
+
+
 def test_a_window_hides_what_lies_before_it() -> None:
     spec = replace(TINY["tiny-window"], layers=1)
     decoder = Decoder(spec, weights(spec))
