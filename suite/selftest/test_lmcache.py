@@ -20,6 +20,8 @@ from fixtures.spec import LmcacheSpec, StackSpec, load_spec
 from fixtures.stack import Engine, Stack
 from reports import records as r
 from reports.results_tables import Published, source_of
+from reports.runinfo import RunInfo, StackInfo
+from reports.scoreboard import build
 from suite.bench.blocks import chunk_of, complaint
 from suite.bench.offload import OFFLOAD
 from suite.checks.identity import key_hash, reuse_of, told_apart_by
@@ -296,23 +298,13 @@ def test_what_its_log_says(line: str, category: str | None) -> None:
 
 
 def test_a_table_of_times_names_lmcache() -> None:
-    class Row:
-        def __init__(self, gate: str) -> None:
-            self.verdict = r.Verdict(
-                case_id=f"{gate}.t1", gate=gate, gate_version=1, outcome=r.Outcome.PASS, claim="", got="", wanted=""
-            )
-
     def source(connector: str, gate: str) -> str:
-        class Up:
-            engines = (engine_facts(connector),)
-
-        class Run:
-            stacks = (Up(),)
-
-        class Board:
-            run = Run()
-
-        return source_of(cast(Published, replace_board(Board())), cast(Any, Row(gate)))
+        verdict = r.Verdict(
+            case_id=f"{gate}.t1", gate=gate, gate_version=1, outcome=r.Outcome.PASS, claim="", got="", wanted=""
+        )
+        info = RunInfo(stacks=(StackInfo(stack_id="s", engines=(engine_facts(connector),)),))
+        published = Published(name="x", board=build([verdict], run=info))
+        return source_of(published, published.rows[0])
 
     assert source("lmcache", "B.offload") == "LMCache"
     assert source("cpu-offload", "B.offload") == "host memory"
@@ -320,15 +312,6 @@ def test_a_table_of_times_names_lmcache() -> None:
         "pool",
         "pool through LMCache",
     )
-
-
-def replace_board(board: Any) -> Any:
-    class One:
-        pass
-
-    one = One()
-    one.board = board  # type: ignore[attr-defined]
-    return one
 
 
 def test_the_default_table_is_small() -> None:
