@@ -98,7 +98,8 @@ def test_an_owners_data_link_is_what_readers_of_its_memory_use(stack: Stack) -> 
 
 @pytest.mark.needs("nft")
 def test_a_throttled_link_carries_everything_and_slowly(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 MiB at 4 MiB/s, where loopback takes milliseconds; without the limit nothing is confirmed."""
+    """8 MiB over two links of 4 MiB/s each, where loopback takes milliseconds; without the limit nothing is confirmed. (How long it
+    took before says nothing on a busy host: starting a client can take a second.)"""
     keys = [f"throttled{i}" for i in range(8)]
     (stored,) = stack.store_tool([{"op": "put", "keys": keys, "bytes": 1 << 20}])
     assert set(stored.values()) == {0}
@@ -108,12 +109,12 @@ def test_a_throttled_link_carries_everything_and_slowly(stack: Stack, monkeypatc
         (digests,) = stack.store_tool([{"op": "digest", "keys": keys}])
         return digests, time.monotonic() - started
 
-    whole, quick_s = read()
+    whole, _ = read()
     links = [ThrottleLink("data", owner, bytes_per_s=4 << 20) for owner in ("owner0", "owner1")]
     assert all(link.inject(stack).landed for link in links)
     again, slow_s = read()
     assert again == whole
-    assert slow_s > quick_s + 0.5
+    assert slow_s > 0.8  # a second, less the burst that each link lets through at once
     confirmed = [link.confirm(stack) for link in links]
     assert any(record is not None and record.landed for record in confirmed)
     assert stack.heal_all() == []
