@@ -145,9 +145,7 @@ class _Burst:
             self._sample()
             if not self._pending and sent >= MOST_SENT:
                 break
-            time.sleep(
-                LOOK_EVERY_S
-            )  # why: between two looks at what has changed; not waiting would take the engines' cores
+            time.sleep(LOOK_EVERY_S)  # why: looks at a fixed rate; looking without a pause takes the engines' cores
         for pending in meanwhile.values():
             self._answer(pending.result())
         self.stack.wait_keys(self.before + self._answered, f"visible:{self.case.id}")

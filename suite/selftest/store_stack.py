@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from fixtures.faults import Fault
 from fixtures.spec import parse_spec
 from fixtures.stack import Stack
 from fixtures.stack_pool import StackBuilder
@@ -37,3 +38,28 @@ def store_stack(folder: Path, store: str = "", head: str = "") -> Iterator[Stack
         if builder.stack.store:
             builder.stack.store.close()
         builder.stack.runtime.close(0.0)
+
+
+def healed_record(stack: Stack, fault: Fault) -> r.FaultRecord:
+    """Heal a fault; what was recorded of that."""
+    record = fault.heal(stack)
+    assert record is not None
+    return record
+
+
+def paused_run(head: str) -> str:
+    """The program of a run in small that has paused its master's container and waits to be killed: PROGRAM <folder>. head: as of
+    ``store_stack``. It prints its run's id as JSON."""
+    return f"""
+import json, signal, sys
+from pathlib import Path
+from fixtures.faults.docker import Pause
+from suite.selftest.store_stack import store_stack
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with store_stack(Path(sys.argv[1]), "", {head!r}) as stack:
+    assert Pause("master").inject(stack).landed
+    print(json.dumps({{"run": stack.handle("master").marker.partition("/")[0]}}), flush=True)
+    while True:
+        signal.pause()
+"""

@@ -19,26 +19,11 @@ from fixtures.runtimes.docker_unit import ContainerUnit
 from fixtures.runtimes.process import clean_dead_runs
 from fixtures.waiting import wait_for
 from suite.selftest.process_helpers import PROJECT
-from suite.selftest.store_stack import store_stack
+from suite.selftest.store_stack import paused_run, store_stack
 
 pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("docker-image")]
 
 RUNTIME = 'runtime = "docker"'
-
-RUN = f"""
-import json, signal, sys
-from pathlib import Path
-from fixtures.faults.docker import Pause
-from suite.selftest.store_stack import store_stack
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-with store_stack(Path(sys.argv[1]), "", {RUNTIME!r}) as stack:
-    assert Pause("master").inject(stack).landed
-    print(json.dumps({{"run": stack.handle("master").marker.partition("/")[0]}}), flush=True)
-    while True:
-        signal.pause()
-"""
-"""A run in small, with a paused container: RUN <folder>."""
 
 
 @pytest.fixture
@@ -79,7 +64,7 @@ def test_a_run_that_is_killed_or_interrupted_leaves_nothing(
     how: signal.Signals, state: Path, tmp_path: Path, daemon: Any, stranger: Any
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", RUN, str(tmp_path)],
+        [sys.executable, "-c", paused_run(RUNTIME), str(tmp_path)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

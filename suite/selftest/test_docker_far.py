@@ -38,9 +38,8 @@ from fixtures.runtimes.process import clean_dead_runs
 from fixtures.runtimes.ssh_tunnel import PREFIX, Tunnel
 from fixtures.stack import Stack
 from fixtures.waiting import wait_for
-from reports import records as r
 from suite.selftest.process_helpers import PROJECT, own_state_dir
-from suite.selftest.store_stack import store_stack
+from suite.selftest.store_stack import healed_record, paused_run, store_stack
 
 pytestmark = [pytest.mark.selftest, pytest.mark.slow]
 
@@ -78,12 +77,6 @@ def unit(stack: Stack, name: str) -> FarUnit:
     found = stack.handle(name)
     assert isinstance(found, FarUnit)
     return found
-
-
-def healed_record(stack: Stack, fault: Fault) -> r.FaultRecord:
-    record = fault.heal(stack)
-    assert record is not None
-    return record
 
 
 def left(client: Any, run: str) -> list[str]:
@@ -342,25 +335,10 @@ def test_a_run_in_order_leaves_nothing_there(tmp_path: Path, state: Path, daemon
     assert not list((state / "runs").iterdir())
 
 
-RUN = f"""
-import json, signal, sys
-from pathlib import Path
-from fixtures.faults.docker import Pause
-from suite.selftest.store_stack import store_stack
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-with store_stack(Path(sys.argv[1]), "", {ALL_THERE!r}) as stack:
-    assert Pause("master").inject(stack).landed
-    print(json.dumps({{"run": stack.handle("master").marker.partition("/")[0]}}), flush=True)
-    while True:
-        signal.pause()
-"""
-
-
 def killed_run(folder: Path, client: Any, how: signal.Signals, **env: str) -> str:
     """A run in small, with a paused container, and its end. Returns its id."""
     with subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder)],
+        [sys.executable, "-c", paused_run(ALL_THERE), str(folder)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

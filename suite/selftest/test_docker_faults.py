@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import netfilter
 from fixtures.errors import HarnessError, Untestable
-from fixtures.faults import DropLink, Fault, Freeze, docker_disk
+from fixtures.faults import DropLink, Freeze, docker_disk
 from fixtures.faults import docker as faults
 from fixtures.faults import docker_probes as probes
 from fixtures.faults.connect import connect_result
@@ -17,9 +17,8 @@ from fixtures.faults.links import data_ports
 from fixtures.runtimes.docker_audit import audit, rights_of
 from fixtures.runtimes.docker_unit import ContainerUnit
 from fixtures.stack import Stack
-from reports import records as r
 from suite.selftest.process_helpers import own_state_dir
-from suite.selftest.store_stack import store_stack
+from suite.selftest.store_stack import healed_record, store_stack
 
 pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("docker-image", "nft")]
 
@@ -46,12 +45,6 @@ def unit(stack: Stack, name: str) -> ContainerUnit:
     found = stack.handle(name)
     assert isinstance(found, ContainerUnit)
     return found
-
-
-def healed_record(stack: Stack, fault: Fault) -> r.FaultRecord:
-    record = fault.heal(stack)
-    assert record is not None
-    return record
 
 
 # What the containers are --------------------------------------------------------------------------------------------
