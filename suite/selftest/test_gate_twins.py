@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from reports import records as r
 from reports.history import History
+from suite.gates.oracle import SEPARATION, Oracle
 from suite.gates.test_prefix import BOUNDARY
 from suite.selftest.simulated_stack import WRONG_NAT, SimulatedStack, run_case
 
@@ -47,3 +50,13 @@ def test_without_a_twin_that_confirms_it_the_limit_lies_between_noise_and_damage
     found = judged(cold=0.5 * WRONG_NAT, native=0.01)
     assert found.finding == r.FindingCode.WRONG_ANSWER
     assert any("against cold" in one.message for one in found.findings)
+
+
+def test_a_blind_oracle_says_so_and_calls_no_noise_wrong() -> None:
+    """Planted blocks that move answers less than noise does: beyond the noise seen is not yet wrong, only beyond all that was seen."""
+    stack = SimulatedStack()
+    run_case(BOUNDARY, CASE, stack=stack)
+    oracle = Oracle.of(History(stack.records).for_case(CASE))
+    noise = 2 * WRONG_NAT
+    oracle.cold = replace(oracle.cold, max_nat=noise)
+    assert oracle.cold_limit.max_nat == SEPARATION * noise
