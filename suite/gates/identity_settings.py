@@ -26,6 +26,7 @@ class Setting:
     changes: makes the fields of EngineSpec that differ (and ``kv_bytes_per_token`` where it is not the model's).
     changes_answers: the model computes something else, so both sides must be seen to answer differently.
     may_lack: the build may not have it; an engine that refuses to start is then no failure.
+    named: says both values where they are known only on the host.
     """
 
     text: str
@@ -35,6 +36,11 @@ class Setting:
     changes_answers: bool = True
     may_lack: bool = False
     needs: tuple[str, ...] = ()
+    named: Callable[[], tuple[str, str]] | None = None
+
+    def sides(self) -> tuple[str, str]:
+        """What a person reads of both sides: ours, theirs."""
+        return self.named() if self.named else (self.ours, self.theirs)
 
 
 def _sibling(stack: Stack) -> dict[str, Any]:
@@ -64,6 +70,11 @@ def _other_environment(stack: Stack) -> dict[str, Any]:
     from fixtures.capabilities import second_python
 
     return {"python": second_python()}
+
+
+def _releases() -> tuple[str, str]:
+    """Releases of this environment and of the second one, as their own interpreters say them."""
+    return capabilities.own_releases(), capabilities.probe("second-stack").probe
 
 
 def _args(*args: str, **more: Any) -> Callable[[Stack], dict[str, Any]]:
@@ -118,6 +129,34 @@ SETTINGS: dict[str, Setting] = {
         changes_answers=False,
         may_lack=True,  # the pool may take no client of another release: then there is nothing to share
         needs=("second-stack",),
+        named=_releases,
+    ),
+    "kv-layout": Setting(
+        "the order of heads and tokens inside a KV block",
+        "the backend's default",
+        "HND by VLLM_KV_CACHE_LAYOUT",
+        lambda stack: {"env": {"VLLM_KV_CACHE_LAYOUT": "HND"}},
+        changes_answers=False,
+        may_lack=True,
+        needs=("gpu",),  # the CPU's one backend has one order
+    ),
+    "triton": Setting(
+        "the attention backend",
+        "the host's default",
+        "TRITON_ATTN",
+        _args("--attention-backend", "TRITON_ATTN"),
+        changes_answers=False,
+        may_lack=True,
+        needs=("gpu",),
+    ),
+    "flashinfer": Setting(  # the default of other GPUs than Hopper: a fleet of two kinds differs in it unasked
+        "the attention backend",
+        "the host's default",
+        "FLASHINFER",
+        _args("--attention-backend", "FLASHINFER"),
+        changes_answers=False,
+        may_lack=True,
+        needs=("gpu",),
     ),
     "tensor-parallel": Setting(
         "the tensor-parallel size",
@@ -153,7 +192,7 @@ PROTECTIONS: dict[str, Protection] = {
     "tenant": Protection("a Mooncake tenant_id of its own", {}, tenant_id="other-identity"),
 }
 
-AVOID = "a kv_connector_extra_config.cache_prefix of its own for every set of weights, dtypes and overrides"
+AVOID = "a kv_connector_extra_config.cache_prefix of its own for every set of weights, dtypes, overrides, releases and KV layouts"
 """The setting that keeps such engines apart in the tested release; ``I.engine.*.prefix`` shows whether it does."""
 
 

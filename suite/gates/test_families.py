@@ -27,6 +27,11 @@ RETENTION = "--prefix-cache-retention-interval"
 default is 0, the end of each prompt alone (vllm-project/vllm#52216)."""
 
 
+ALIGNED = ("--mamba-cache-mode", "align")
+"""States are kept at ends of blocks, in blocks of the size of the attention's. vLLM 0.26.0 keeps one state a prompt by default, which
+its connector refuses; 0.32.0 aligns by itself where prefixes are cached."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A case's stack: a tiny model and engine arguments; ``{block}`` stands for the block size of the spec."""
@@ -43,7 +48,7 @@ WHOLE: dict[str, Family] = {
     "latent": Family("tiny-latent"),
     "sliding-window": Family("tiny-window"),
     "interleaved": Family("tiny-interleaved"),
-    "hybrid": Family("tiny-hybrid"),
+    "hybrid": Family("tiny-hybrid", ALIGNED),
     "interleaved-unified": Family("tiny-interleaved", ("--disable-hybrid-kv-cache-manager",)),
 }
 """Case -> family. ``interleaved``: every other layer has a window of 512 tokens; ``hybrid``: every other layer is a short
@@ -55,7 +60,7 @@ SHARED: dict[str, Family] = {
     "hybrid": WHOLE["hybrid"],
     "sliding-window-dense": Family("tiny-window", (RETENTION, "{block}")),
     "interleaved-dense": Family("tiny-interleaved", (RETENTION, "{block}")),
-    "hybrid-dense": Family("tiny-hybrid", (RETENTION, "{block}")),
+    "hybrid-dense": Family("tiny-hybrid", (*ALIGNED, RETENTION, "{block}")),
 }
 """Case -> family. ``dense``: a window or a state can be taken up again at every block."""
 

@@ -46,7 +46,13 @@ FULL = (
     "tokenizer.default",
     "tensor-parallel.default",
     "pipeline-parallel.default",
+    "kv-layout.default",
+    "kv-layout.prefix",
+    "triton.default",
+    "flashinfer.default",
+    "flashinfer.prefix",
     "release.default",
+    "release.prefix",
 )
 """An engine start each: too much for the core, where the same key is judged by its worst cases."""
 
@@ -95,8 +101,9 @@ class OtherEngine(Gate):
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
         setting, protection = SETTINGS[case.params["key"]], PROTECTIONS[case.params["protection"]]
-        saver, equal = (Party(name, setting.ours) for name in stack.names[:2])
-        other = Party(VARIANT, f"{setting.theirs}, {protection.text}")
+        ours, theirs = setting.sides()
+        saver, equal = (Party(name, ours) for name in stack.names[:2])
+        other = Party(VARIANT, f"{theirs}, {protection.text}")
         changes = merged(stack.spec.engine(saver.engine), {**setting.changes(stack), **protection.changes})
         with variant_engine(stack, like=saver.engine, tenant_id=protection.tenant_id, **changes) as attempt:
             if attempt.result == "ready":

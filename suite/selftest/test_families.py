@@ -229,8 +229,8 @@ def test_dense_is_a_place_at_every_block_of_the_platform() -> None:
 def test_an_argument_that_a_release_lacks_is_untestable_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.gates.test_families.takes_argument", lambda flag: False)
     with pytest.raises(Untestable, match="has no --prefix-cache-retention-interval"):
-        SHARED_GATE.stack(load_spec("cpu"), case_of(SHARED_GATE, "hybrid-dense"))
-    SHARED_GATE.stack(load_spec("cpu"), case_of(SHARED_GATE, "hybrid"))
+        SHARED_GATE.stack(load_spec("cpu"), case_of(SHARED_GATE, "interleaved-dense"))
+    SHARED_GATE.stack(load_spec("cpu"), case_of(SHARED_GATE, "interleaved"))
 
 
 class WindowedStack(SimulatedStack):
