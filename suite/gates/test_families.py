@@ -27,9 +27,9 @@ RETENTION = "--prefix-cache-retention-interval"
 default is 0, the end of each prompt alone (vllm-project/vllm#52216)."""
 
 
-ALIGNED = ("--mamba-cache-mode", "align")
-"""States are kept at ends of blocks, in blocks of the size of the attention's. vLLM 0.26.0 keeps one state a prompt by default, which
-its connector refuses; 0.32.0 aligns by itself where prefixes are cached."""
+ALIGNED = ("--enable-prefix-caching", "--mamba-cache-mode", "align")
+"""Prefixes of a model with states are cached where it is asked for, and states kept at ends of blocks of the attention's size. vLLM
+0.25.1 and 0.26.0 do neither by default, and their connector refuses a state of one block a prompt."""
 
 
 @dataclass(frozen=True)

@@ -63,14 +63,14 @@ class OtherEngine(Gate):
     How it can lie: "no hit across" says nothing where nothing could have hit; and engines that share by accident report
     healthy hits and fluent answers.
     Oracle: the reader's own answers under a salt of its own, in the shape of a cold request and of a hit; the noise is that
-    of its own repeated answers. Controls: the saver reads its blocks back from the pool, an equal engine reads them too,
+    of its own repeated answers; where the two compute one function with unlike kernels, that of rounding. Controls: the saver reads its blocks back from the pool, an equal engine reads them too,
     the reader reads its own, and both sides are seen to answer differently where the setting says so. Both orders.
     Turns red: a key that does not hold the setting.
     """
 
     id = "I.engine"
     judges_lmcache = True
-    version = 4
+    version = 5
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:

@@ -76,6 +76,33 @@ def test_reuse_between_engines_of_one_function_is_allowed_with_a_note() -> None:
     assert judged(shared(foreign_top=OURS, reader_top=OURS, params=rule)).finding == CODE.FOREIGN_REUSE
 
 
+def test_rounding_of_unlike_kernels_is_no_wrong_answer_and_a_wrong_block_is_one() -> None:
+    """One function, two attention backends: both orders on an H200 were 0.10 to 0.11 nat off, the two by themselves up to 0.19."""
+    rule = {"changes_answers": False}
+    verdict = judged(shared(saver_top=off(0.12), foreign_top=off(0.11), params=rule))
+    assert verdict.outcome is r.Outcome.PASS, verdict.findings
+    assert "differ by 0.12 nat" in verdict.notes[0]
+    limit = verdict.numbers["pairs"]["forward"]["limit_nat"]
+    assert 0.12 < limit < 0.5
+    wrong = judged(shared(saver_top=off(0.12), foreign_top=off(1.1 * limit), params=rule))
+    assert wrong.outcome is r.Outcome.FAIL, wrong.findings
+    assert judged(shared(saver_top=off(0.12), foreign_top=MIXED, params=rule)).finding == CODE.WRONG_ANSWER
+    # Equal kernels round alike: nothing is allowed to differ. So it is where a setting changes what is computed.
+    assert judged(shared(saver_top=THEIRS, foreign_top=off(0.11), params=rule)).outcome is r.Outcome.FAIL
+    assert judged(shared(saver_top=off(0.12), foreign_top=off(0.11))).outcome is r.Outcome.FAIL
+    # A salt's promise is isolation, and two that are far apart do not compute the same.
+    assert judged(shared(saver_top=off(0.12), foreign_top=off(0.11), params={**rule, "must_isolate": True})).finding
+    assert judged(shared(saver_top=OURS, foreign_top=off(0.11), params=rule)).outcome is r.Outcome.FAIL
+
+
+def test_unlike_kernels_whose_rounding_hides_a_wrong_block_leave_the_case_open() -> None:
+    made = shared(
+        saver_top=off(0.12), foreign_top=off(0.11), second_cold_top=off(1.5), params={"changes_answers": False}
+    )
+    verdict = judged(made)
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, CODE.ORACLE_BLIND), verdict.findings
+
+
 def test_a_setting_without_effect_is_no_proof() -> None:
     verdict = judged(Made(reader_top=OURS, foreign_top=OURS))
     assert (verdict.outcome, verdict.finding) == (r.Outcome.HARNESS_ERROR, CODE.NO_PRESSURE)
