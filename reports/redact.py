@@ -6,6 +6,7 @@ names and addresses, for reports that are pasted into a public tracker.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -38,10 +39,16 @@ _SHORTEST_SECRET = 8
 """A secret of the environment shorter than this many characters is not searched for: it would hit words."""
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_secret_name(name: str) -> bool:
+    return SECRET_NAME.fullmatch(name) is not None
+
+
 def secrets_out(text: str) -> str:
     """The text without secrets: values of known forms, of names that say so, and of this process's own environment."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and SECRET_NAME.fullmatch(name):
+    for name in filter(_is_secret_name, os.environ):
+        value = os.environ[name]
+        if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, SECRET)
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
@@ -59,7 +66,7 @@ def argv_without_secrets(argv: Iterable[str]) -> tuple[str, ...]:
     hide = False
     for word in argv:
         out.append(SECRET if hide and not word.startswith("-") else secrets_out(word))
-        hide = word.startswith("-") and SECRET_NAME.fullmatch(word.lstrip("-")) is not None
+        hide = word.startswith("-") and _is_secret_name(word.lstrip("-"))
     return tuple(out)
 
 
@@ -74,6 +81,8 @@ _PUBLIC_PATHS = ("proc", "sys", "dev", "health", "metrics", "v1", "v2", "version
 _KEPT_FROM = re.compile(r".*/(site-packages/.*|dist-packages/.*|(?:fixtures|suite|reports)/[\w./]+\.(?:py|toml))\Z")
 _ADDRESS = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.]*\.)(:\d+)?\b")
 _PRIVATE = re.compile(r"(?:10|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.")
+_REMEMBERED = 200
+"""Characters of the longest text whose public form a redactor remembers: names and units come by the ten thousand."""
 _DataT = TypeVar("_DataT")
 
 
@@ -93,6 +102,7 @@ class Redactor:
             if names
             else None
         )
+        self._known: dict[str, str] = {}
 
     @classmethod
     def of(cls, histories: Iterable[History], run_dir: str = "") -> Redactor:
@@ -105,6 +115,14 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """One text."""
+        if len(text) > _REMEMBERED:
+            return self._text(text)
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._text(text)
+        return known
+
+    def _text(self, text: str) -> str:
         text = secrets_out(text)
         for run_dir in self._run_dirs:
             text = text.replace(run_dir + "/", "").replace(run_dir, ".")
@@ -139,7 +157,7 @@ def _public_address(match: re.Match[str]) -> str:
 
 def _walk(value: Any, change: Callable[[str], str], name: str = "") -> Any:
     if isinstance(value, str):
-        return SECRET if name and value and SECRET_NAME.fullmatch(name) else change(value)
+        return SECRET if name and value and _is_secret_name(name) else change(value)
     if isinstance(value, Mapping):
         return {change(str(k)): _walk(v, change, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
