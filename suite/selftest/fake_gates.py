@@ -118,7 +118,7 @@ class FakeGate(Gate):
             handle.code = {"dead-outside": -9, "dead-unseen": "unseen"}.get(does, 1)
             handle.stopped = does == "dead-stopped"
             if does == "dead-later":
-                handle.later_s = time.monotonic() + 0.3
+                handle.later_s = time.monotonic() + 0.1
             if does == "dead-replaced":
                 stack.engines["e0"] = SimpleNamespace(handle=FakeHandle())
             target = {"dead-hurt": "e0", "dead-at-a-link": "data:e0", "dead-beside-a-fault": "master|e00"}.get(does)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -333,7 +334,7 @@ class SimulatedStack(Stack):
     def _answer(
         self, prompt: tuple[int, ...], body: dict[str, Any], number: int, wrong: bool
     ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        rng = random.Random(f"{prompt}/{body.get('seed')}/{number}")
+        rng = random.Random(f"{_digest_of(prompt).hexdigest()}/{body.get('seed')}/{number}")
         tokens = tuple(rng.randrange(3, 500) for _ in range(body["max_tokens"]))
         tops = tuple(_top(rng, token) for token in tokens)
         if wrong:
@@ -370,11 +371,17 @@ def _top(rng: random.Random, token: int) -> tuple[tuple[int, float], ...]:
 def _keys(tokens: tuple[int, ...], salt: str | None) -> list[str]:
     """Key of every whole block: a digest of all the text up to its end."""
     digest = hashlib.blake2b(repr(salt).encode(), digest_size=12)
+    data = array("q", tokens)
+    text, block = data.tobytes(), 32 * data.itemsize
     keys = []
-    for end in range(32, len(tokens) + 1, 32):
-        digest.update(repr(tokens[end - 32 : end]).encode())
+    for number in range(len(tokens) // 32):
+        digest.update(text[number * block : (number + 1) * block])
         keys.append(digest.hexdigest())
     return keys
+
+
+def _digest_of(tokens: tuple[int, ...]) -> hashlib.blake2b:
+    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=12)
 
 
 def _leading(keys: Sequence[str], held: Any) -> int:

@@ -27,7 +27,7 @@ from suite.gates.test_degrade_matrix import CONTROL, DATA, DISK, KEYS, MASTER, O
 from suite.gates.test_degrade_soak import SOAK
 from suite.selftest.simulated_stack import SimulatedPending, SimulatedStack, run_case, simulated_spec
 
-pytestmark = pytest.mark.selftest
+pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
 
 GATES: dict[str, CellGate] = {
     cells.MASTER: MASTER, cells.OWNER: OWNER, cells.PEER: PEER, cells.READER: READER,

@@ -88,6 +88,7 @@ def tree(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Tree:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytester would import every plugin anew for each run
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("fixtures.deaths.SETTLE_S", 0.0)  # the engines here are dead at once, or are not meant to die
     return Tree(pytester)
 
 
@@ -394,7 +395,7 @@ NOT_BLAMED = ("dead-hurt", "dead-at-a-link", "dead-stopped", "dead-replaced", "d
 def test_an_engine_that_ends_by_itself_in_a_case_is_the_stacks_failure_and_one_that_was_hurt_is_not(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fixtures.deaths.SETTLE_S", 0.6)
+    monkeypatch.setattr("fixtures.deaths.SETTLE_S", 0.25)
     tree.gates(*(f'case("P.a", "{kind}", collect="{kind}")' for kind in (*BLAMED, *NOT_BLAMED)))
     assert tree.run("-m", "gates").ret == 10
     verdicts = {v.case_id.removeprefix("P.a."): v for v in load_run(tree.run_dir).history.of(r.Verdict)}
