@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
@@ -63,6 +63,7 @@ EVERYTHING = Interval(0.0, -math.inf, math.inf)
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=1 << 16)
 def log_wealth(count: int, above: int) -> float:
     """Logarithm of what the mixture of bets on a fair coin has made of 1 after ``above`` of ``count`` tosses came up."""
     beta = math.lgamma(above + 0.5) + math.lgamma(count - above + 0.5) - math.lgamma(count + 1)

@@ -177,8 +177,8 @@ def test_runs_cover_under_repeated_looks() -> None:
     rng = np.random.default_rng(5)
     missed = 0
     for _ in range(200):
-        base, other = rng.normal(size=9), rng.normal(size=9)
-        missed += any(not run_interval(list(base[:n]), list(other[:n])).holds(0.0) for n in range(3, 10))
+        base, other = rng.normal(size=9).tolist(), rng.normal(size=9).tolist()
+        missed += any(not run_interval(base[:n], other[:n]).holds(0.0) for n in range(3, 10))
     assert missed / 200 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
 
 

@@ -8,6 +8,7 @@ test function (a test that ends early passes without having looked).
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ TYPED_SKIP = Path("fixtures/pytest_support/skips.py")
 """The one module that may raise a skip."""
 
 SKIPS = frozenset({"skip", "skipif", "importorskip", "skipIf", "skipUnless", "SkipTest", "skipTest", "xfail"})
+WORDS = re.compile(rf"\b(?:{'|'.join(sorted(SKIPS))})\b")
+BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where statements hold statements."""
 OWNERS = frozenset({"pytest", "mark", "unittest", "case", "self", "outcomes"})
 """What these names hang on where they mean a test's skip (``pytest.skip``, ``pytest.mark.skip``, ``self.skipTest``)."""
 MODULES = frozenset({"pytest", "unittest", "unittest.case", "_pytest.outcomes"})
@@ -28,10 +32,12 @@ MODULES = frozenset({"pytest", "unittest", "unittest.case", "_pytest.outcomes"})
 
 def bare_skips(source: str) -> list[str]:
     """``line: what`` for every bare skip and every early return of a test function in a module's text."""
-    if "def test" not in source and not any(word in source for word in SKIPS):
+    words = WORDS.search(source) is not None
+    if "def test" not in source and not words:
         return []  # nothing of it can be there: no need to parse
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if words else _statements(tree):  # where no word is, only a return can be
         if isinstance(node, ast.Attribute) and node.attr in SKIPS and _owner(node) in OWNERS:
             found.append((node.lineno, f"{_owner(node)}.{node.attr}"))
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -41,6 +47,15 @@ def bare_skips(source: str) -> list[str]:
     return [f"{line}: {what}" for line, what in sorted(found)]
 
 
+def _statements(node: ast.AST, outside: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
+    """Statements below a node, however deep, without the expressions in them (nine nodes in ten), nor what lies in ``outside``."""
+    for name in BODIES:
+        for child in getattr(node, name, ()):
+            yield child
+            if not isinstance(child, outside):
+                yield from _statements(child, outside)
+
+
 def _owner(node: ast.Attribute) -> str:
     value = node.value
     return value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
@@ -48,13 +63,9 @@ def _owner(node: ast.Attribute) -> str:
 
 def _returns(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Return]:
     """Returns of the function itself, not of functions inside it."""
-    todo: list[ast.AST] = list(function.body)
-    while todo:
-        node = todo.pop()
+    for node in _statements(function, outside=(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         if isinstance(node, ast.Return):
             yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            todo += ast.iter_child_nodes(node)
 
 
 def _files() -> list[Path]:
@@ -87,6 +98,9 @@ SAMPLES = [
     ("class T:\n    def test_a(self):\n        self.skipTest('x')", ["3: self.skipTest"]),
     ("def test_a():\n    if True:\n        return\n    assert False", ["3: return in test_a"]),
     ("async def test_a():\n    for x in []:\n        return 1", ["3: return in test_a"]),
+    ("def test_a():\n    try:\n        pass\n    except OSError:\n        return", ["5: return in test_a"]),
+    ("def test_a():\n    with a:\n        match 1:\n            case _:\n                return", ["5: return in test_a"]),
+    ("if a:\n    pass\nelse:\n    def test_a():\n        while a:\n            return", ["6: return in test_a"]),
     ("def test_a():\n    def inner():\n        return 1\n    assert inner() == (lambda: 1)()", []),
     ("def helper():\n    return 1\nlines.skip(3)\nskip = 2", []),
 ]
