@@ -270,20 +270,28 @@ def test_refuses_another_host_and_tells_what_is_missing(made_bundle: Path, tmp_p
     assert "holds something else" in install(made_bundle, occupied).stderr
 
 
-def test_an_addition_goes_into_the_prefix_of_a_bundle_and_replaces_its_kind(made_bundle: Path, tmp_path: Path) -> None:
-    wheels, prefix = tmp_path / "more", tmp_path / "prefix"
+def addition(tmp_path: Path, version: str) -> Path:
+    """A bundle of one more wheel, which goes onto ``made_bundle``."""
+    wheels, made_dir = tmp_path / f"more-{version}", tmp_path / f"added-{version}"
     wheels.mkdir()
-    for version in ("1.0", "2.0"):
-        wheel(wheels, "extra", version, "app", **{f"extra__only_in_{version[0]}.py": b""})
-    added: list[Path] = []
-    for version in ("1.0", "2.0"):
-        made = target({"app": "1.0"}, want=[f"extra=={version}"], onto="made-up", checks=["import extra, app"])
-        added.append(tmp_path / f"added-{version}")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(bundle, "pip_fetch", lambda *_: from_folder(wheels))
-            bundle.build(made, added[-1], wheels, part_mib=1)
-    alone = install(added[0], prefix)
+    wheel(wheels, "extra", version, "app", **{f"extra__only_in_{version[0]}.py": b""})
+    made = target({"app": "1.0"}, want=[f"extra=={version}"], onto="made-up", checks=["import extra, app"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bundle, "pip_fetch", lambda *_: from_folder(wheels))
+        bundle.build(made, made_dir, wheels, part_mib=1)
+    return made_dir
+
+
+def test_an_addition_wants_the_bundle_that_it_goes_onto(tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    alone = install(addition(tmp_path, "1.0"), prefix)
     assert (alone.returncode, "has no bundle in it yet" in alone.stderr, prefix.exists()) == (4, True, False)
+
+
+@pytest.mark.slow
+def test_an_addition_goes_into_the_prefix_of_a_bundle_and_replaces_its_kind(made_bundle: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "prefix"
+    added = [addition(tmp_path, version) for version in ("1.0", "2.0")]
     assert install(made_bundle, prefix).returncode == 0
     for folder, own, other in ((added[0], "only_in_1.py", "only_in_2.py"), (added[1], "only_in_2.py", "only_in_1.py")):
         done = install(folder, prefix)

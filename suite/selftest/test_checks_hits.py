@@ -1,8 +1,10 @@
 """The expected-hit oracle against a model that is nothing but a list of what was sent, and its check on bad histories."""
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,31 +59,41 @@ class BruteForce:
 SPACES = {"e2": "other-seed"}
 
 
-@st.composite
-def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[object, ...]]]:
-    """Sends from few prefixes of few tokens (so that they collide), saves becoming visible, caches lost."""
-    block = draw(st.integers(1, 4))
-    stem = draw(st.lists(st.integers(0, 1), min_size=1, max_size=14))
-    steps: list[tuple[object, ...]] = []
-    for _ in range(draw(st.integers(1, 12))):
-        kind = draw(st.sampled_from(["send", "send", "send", "send", "visible", "reset"]))
+SCRIPTS = 600
+"""The rarest of the faults that were put into the oracle to try this (an output kept one token too long, say) shows in one script of
+forty. Drawn by hand and not by hypothesis, which takes as long for forty."""
+
+
+def script_of(seed: int) -> tuple[int, list[tuple[Any, ...]]]:
+    """A block size, and sends of few tokens that go on from one another (so that they collide), saves seen, caches lost."""
+    rng = random.Random(seed)
+
+    def tokens(least: int, most: int) -> Tokens:
+        return tuple(rng.choices((0, 1), k=rng.randint(least, most)))
+
+    block, texts = rng.randint(1, 4), [tokens(1, 14)]
+    steps: list[tuple[Any, ...]] = []
+    for _ in range(rng.randint(4, 16)):
+        kind = rng.choice(("send", "send", "send", "send", "visible", "reset"))
+        engine = rng.choice(("e0", "e1", "e2"))
         if kind == "send":
-            cut = draw(st.integers(0, len(stem)))
-            prompt = tuple(stem[:cut] + draw(st.lists(st.integers(0, 1), min_size=1, max_size=5)))
-            output = tuple(draw(st.lists(st.integers(0, 1), max_size=6)))
-            engine = draw(st.sampled_from(["e0", "e1", "e2"]))
-            steps.append(
-                (kind, engine, prompt, output, draw(st.sampled_from([1, 8])), draw(st.sampled_from([None, "s"])))
-            )
+            text = rng.choice(texts)
+            prompt, output = text[: rng.randint(0, len(text))] + tokens(1, 5), tokens(0, 6)
+            texts.append(prompt + output)
+            steps.append((kind, engine, prompt, output, rng.choice((1, 8)), rng.choice((None, "s"))))
         else:
-            steps.append((kind, draw(st.sampled_from(["e0", "e1"]))))
+            steps.append((kind, engine))
     return block, steps
 
 
-@given(scripts())
-@settings(max_examples=150, deadline=None)
-def test_the_oracle_agrees_with_brute_force(script: tuple[int, list[tuple]]) -> None:  # type: ignore[type-arg]
-    block, steps = script
+def test_the_oracle_agrees_with_brute_force() -> None:
+    for seed in range(SCRIPTS):
+        block, steps = script_of(seed)
+        with_both(block, steps, f"script_of({seed}) = {block, steps}")
+
+
+def with_both(block: int, steps: list[tuple[Any, ...]], what: str) -> None:
+    """Play a script to the oracle, told and observing, and to brute force."""
     model = PoolModel(Rules(block_tokens=block, spaces=SPACES))
     observer = PoolModel(Rules(block_tokens=block, spaces=SPACES))  # fed with requests as they are recorded
     brute = BruteForce(block)
@@ -90,8 +102,8 @@ def test_the_oracle_agrees_with_brute_force(script: tuple[int, list[tuple]]) -> 
         if kind == "send":
             prompt, output, max_tokens, salt = rest
             got = model.expected(engine, prompt, salt)
-            assert (got.local_tokens, got.external_tokens) == brute.expected(engine, space, prompt, salt)
-            assert got.cached_tokens <= got.at_most_tokens < len(prompt)
+            assert (got.local_tokens, got.external_tokens) == brute.expected(engine, space, prompt, salt), what
+            assert got.cached_tokens <= got.at_most_tokens < len(prompt), what
             seen = observation(
                 prompt=prompt,
                 engine=engine,
@@ -99,7 +111,7 @@ def test_the_oracle_agrees_with_brute_force(script: tuple[int, list[tuple]]) -> 
                 cache_salt=salt,
                 sampling={"max_tokens": max_tokens},
             )
-            assert observer.observe(seen, visible=False) == got
+            assert observer.observe(seen, visible=False) == got, what
             model.sent(engine, prompt, max_tokens=max_tokens, output=output, salt=salt)
             brute.sent(engine, space, prompt, output, max_tokens, salt)
         elif kind == "visible":
@@ -271,14 +283,15 @@ def history(count: int, tokens: int) -> list[r.Observation]:
     return made
 
 
-def test_ten_thousand_requests_are_judged_in_time() -> None:
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_many_requests_are_judged_in_time(count: int) -> None:
     """Budget: 5 s for 10,000 requests, all checks together; the hits may take half. CPU time: the machine may be busy."""
-    requests = history(10_000, 320)
+    requests = history(count, 320)
     start = time.process_time()
     expected = replay(PoolModel(Rules(32)), requests)
     found = check_all_hits(zip(requests, expected, strict=True))
     took = time.process_time() - start
     assert codes(found) == ["zero-hits"], "every second turn hits, and these responses say 0"
     assert found[0].evidence["request_id"] == "q500"
-    assert found[0].evidence["requests"] == 9_500
-    assert took < 2.5
+    assert found[0].evidence["requests"] == count - 500
+    assert took < 2.5 * count / 10_000

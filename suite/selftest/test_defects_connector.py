@@ -213,6 +213,11 @@ LOADED = {
 OK = [2 * SEGMENT] * BLOCKS
 
 
+def with_torch(test: Callable[..., None]) -> Callable[..., None]:
+    """A test on torch's own memory: importing it takes as long as a third of the other selftests' files together."""
+    return pytest.mark.slow(pytest.mark.needs("cpu-stack")(test))
+
+
 @pytest.fixture
 def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
@@ -227,7 +232,7 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         rig.switch.close()
 
 
-@pytest.mark.needs("cpu-stack")
+@with_torch
 @pytest.mark.parametrize("defect", sorted(LOADED))
 def test_each_lie_of_a_load(make_rig: Callable[..., Rig], defect: str) -> None:
     rig = make_rig(defect=defect)
@@ -239,7 +244,7 @@ def test_each_lie_of_a_load(make_rig: Callable[..., Rig], defect: str) -> None:
     assert honest.load() == (OK, RIGHT)
 
 
-@pytest.mark.needs("cpu-stack")
+@with_torch
 def test_a_lost_failure(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig(defect="lost-failure")
     del rig.pool.values["k1"]
@@ -249,7 +254,7 @@ def test_a_lost_failure(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     assert Remote({"e0": tmp_path}).told(1).lies == 1
 
 
-@pytest.mark.needs("cpu-stack")
+@with_torch
 def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(defect="late-load", delay_s=0.05)
     result, seen = rig.load()
@@ -258,7 +263,7 @@ def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     assert int(rig.layers[0][0]) == 1
 
 
-@pytest.mark.needs("cpu-stack")
+@with_torch
 def test_lies_of_saves(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     for defect, wanted in (
         ("unsaved", None),
