@@ -8,7 +8,7 @@ import os
 import pytest
 from fake import GATES, FakePool
 
-pytest_plugins = []
+pytest_plugins = ["fixtures.plugin"]
 
 def pytest_kvgates_registry():
     return {gate.id: gate for gate in GATES}

@@ -86,6 +86,7 @@ def test_compose_understands_them(files: tuple[str, ...], compose: list[str]) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_has_to_be_named(compose: list[str]) -> None:
     refused = config(compose, "compose.cpu.yaml")
     assert refused.returncode != 0

@@ -44,7 +44,7 @@ class Tree:
         (self.path / "conftest.py").write_text(CONFTEST)
         (self.path / "test_fake.py").write_text(TESTS)
         (self.path / "fake.toml").write_text(STACK)
-        self.args = ["-p", "fixtures.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider", "--strict-markers", "-ra"]
+        self.args = ["-p", "no:cacheprovider", "--strict-markers", "-ra"]
         self.args += ["--stack=fake.toml", "--evidence=out"]
 
     def gates(self, *lines: str) -> None:
@@ -59,7 +59,9 @@ class Tree:
         )
 
     def run(self, *args: str) -> pytest.RunResult:
-        return self.pytester.runpytest_inprocess(*self.args, *args, no_reraise_ctrlc=True)
+        # Only where it is used: for a plugin that is named with -p the entry points of all that is installed are read.
+        xdist = ["-p", "xdist.plugin"] if any(arg.startswith("-n") for arg in args) else []
+        return self.pytester.runpytest_inprocess(*self.args, *xdist, *args, no_reraise_ctrlc=True)
 
     @property
     def run_dir(self) -> Path:
