@@ -15,7 +15,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Each worker of xdist begins to read at another file, and finds what the others compiled meanwhile.
 
     In a fresh clone they would all compile the same file at the same moment, one after the other: five seconds each.

@@ -168,7 +168,7 @@ class Rig:
     """Four blocks of two segments (layers) in real memory, a pool that holds them, and the lying store between."""
 
     def __init__(self, tmp_path: Path, **setting: Any) -> None:
-        import torch  # why here: the other selftests of this module need none
+        import torch  # why here: the other selftests of this module need none, and why slow: this import takes 2 s
 
         from suite.defects.lying_store import CALLS, LOADS, SAVES, LyingStore
 
@@ -213,11 +213,6 @@ LOADED = {
 OK = [2 * SEGMENT] * BLOCKS
 
 
-def with_torch(test: Callable[..., None]) -> Callable[..., None]:
-    """A test on torch's own memory: importing it takes as long as a third of the other selftests' files together."""
-    return pytest.mark.slow(pytest.mark.needs("cpu-stack")(test))
-
-
 @pytest.fixture
 def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
@@ -232,7 +227,8 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         rig.switch.close()
 
 
-@with_torch
+@pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
 @pytest.mark.parametrize("defect", sorted(LOADED))
 def test_each_lie_of_a_load(make_rig: Callable[..., Rig], defect: str) -> None:
     rig = make_rig(defect=defect)
@@ -244,7 +240,8 @@ def test_each_lie_of_a_load(make_rig: Callable[..., Rig], defect: str) -> None:
     assert honest.load() == (OK, RIGHT)
 
 
-@with_torch
+@pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
 def test_a_lost_failure(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     rig = make_rig(defect="lost-failure")
     del rig.pool.values["k1"]
@@ -254,7 +251,8 @@ def test_a_lost_failure(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     assert Remote({"e0": tmp_path}).told(1).lies == 1
 
 
-@with_torch
+@pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
 def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(defect="late-load", delay_s=0.05)
     result, seen = rig.load()
@@ -263,7 +261,8 @@ def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     assert int(rig.layers[0][0]) == 1
 
 
-@with_torch
+@pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
 def test_lies_of_saves(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     for defect, wanted in (
         ("unsaved", None),

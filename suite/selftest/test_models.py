@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -22,7 +23,7 @@ from fixtures.model_files import MANIFEST, broken_files, to_bfloat16
 from fixtures.model_layers import weights
 from fixtures.model_tokenizer import END_OF_TEXT, byte_characters, speakable
 from fixtures.models import BUILDER_VERSION, TINY, ModelInfo, directory_name, ensure_model, resolve_model, spec_digest
-from suite.selftest.numpy_decoder import Decoder
+from suite.selftest.numpy_decoder import Array, Decoder
 
 pytestmark = pytest.mark.selftest
 
@@ -31,6 +32,12 @@ GOLDEN = (2, "b484ef18679b7073")
 
 replace = msgspec.structs.replace
 ROOT = Path(__file__).parents[2]
+
+
+@functools.cache
+def drawn(name: str) -> dict[str, Array]:
+    """The weights of a ready model, for tests that only read them."""
+    return dict(weights(TINY[name]))
 
 
 def digests(info: ModelInfo) -> dict[str, str]:
@@ -256,8 +263,7 @@ def test_weight_file_is_safetensors_with_the_values_drawn(tmp_path: Path, name: 
     data = (ensure_model(name, tmp_path).path / "model.safetensors").read_bytes()
     entries: list[tuple[str, Any]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     found = {key: (entry["dtype"], entry["shape"], bytes(entry["data"])) for key, entry in entries}
-    drawn = dict(weights(TINY[name]))
-    assert found == {k: ("BF16", list(v.shape), to_bfloat16(v).tobytes()) for k, v in drawn.items()}
+    assert found == {k: ("BF16", list(v.shape), to_bfloat16(v).tobytes()) for k, v in drawn(name).items()}
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
@@ -320,7 +326,7 @@ def _shifts(decoder: Decoder, tail: int = BLOCK) -> dict[str, float]:
 
 
 def test_one_wrong_block_is_seen() -> None:
-    shifts = _shifts(Decoder(TINY["tiny-base"], weights(TINY["tiny-base"])))
+    shifts = _shifts(Decoder(TINY["tiny-base"], drawn("tiny-base").items()))
     assert len(shifts) == 5
     assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT} == {}
 
@@ -328,7 +334,7 @@ def test_one_wrong_block_is_seen() -> None:
 @pytest.mark.parametrize("name", ["tiny-window", "tiny-interleaved", "tiny-latent", "tiny-experts", "tiny-hybrid"])
 def test_one_wrong_block_is_seen_in_every_family(name: str) -> None:
     """By half as much at least, which is more than plain random weights see."""
-    shifts = _shifts(Decoder(TINY[name], weights(TINY[name])), tail=1)
+    shifts = _shifts(Decoder(TINY[name], drawn(name).items()), tail=1)
     assert {case: shift for case, shift in shifts.items() if shift < SEEN_NAT / 2} == {}
 
 
@@ -347,14 +353,14 @@ def _with_foreign_states(decoder: Decoder, tail: int) -> float:
 
 
 def test_a_wrong_state_is_seen_where_one_token_follows_it() -> None:
-    decoder = Decoder(TINY["tiny-hybrid"], weights(TINY["tiny-hybrid"]))
+    decoder = Decoder(TINY["tiny-hybrid"], drawn("tiny-hybrid").items())
     assert _with_foreign_states(decoder, tail=1) > SEEN_NAT
 
 
 @pytest.mark.parametrize("name", [n for n in TINY if n != "tiny-deep"])
 def test_what_is_cached_is_all_that_a_decoder_needs(name: str) -> None:
     """A prompt read in two parts gives the answer of one read at once: windows, latents and states included."""
-    decoder = Decoder(TINY[name], weights(TINY[name]))
+    decoder = Decoder(TINY[name], drawn(name).items())
     ids = np.random.default_rng(3).integers(0, END_OF_TEXT, 100)
     whole, _ = decoder.run(ids)
     _, cache = decoder.run(ids[:64])
@@ -415,7 +421,7 @@ def test_the_check_above_can_fail() -> None:
 
 @pytest.mark.slow
 def test_quiet_tokens_are_far_from_the_top() -> None:
-    decoder = Decoder(TINY["tiny-base"], weights(TINY["tiny-base"]))
+    decoder = Decoder(TINY["tiny-base"], drawn("tiny-base").items())
     logprobs, _ = decoder.run(np.random.default_rng(1).integers(0, END_OF_TEXT, 256))
     quiet = np.setdiff1d(np.arange(512), speakable(512))
     fifth = np.sort(logprobs, axis=1)[:, -5]

@@ -99,7 +99,10 @@ SAMPLES = [
     ("def test_a():\n    if True:\n        return\n    assert False", ["3: return in test_a"]),
     ("async def test_a():\n    for x in []:\n        return 1", ["3: return in test_a"]),
     ("def test_a():\n    try:\n        pass\n    except OSError:\n        return", ["5: return in test_a"]),
-    ("def test_a():\n    with a:\n        match 1:\n            case _:\n                return", ["5: return in test_a"]),
+    (
+        "def test_a():\n    with a:\n        match 1:\n            case _:\n                return",
+        ["5: return in test_a"],
+    ),
     ("if a:\n    pass\nelse:\n    def test_a():\n        while a:\n            return", ["6: return in test_a"]),
     ("def test_a():\n    def inner():\n        return 1\n    assert inner() == (lambda: 1)()", []),
     ("def helper():\n    return 1\nlines.skip(3)\nskip = 2", []),

@@ -195,6 +195,9 @@ def test_values_of_the_own_environment_are_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("UPLOAD_SECRET", "plainlooking")
     monkeypatch.setenv("UPLOAD_SECRET_LEVEL", "everywhere")
     assert secrets_out("a plainlooking b everywhere") == "a [secret] b everywhere"
+    redactor = Redactor()
+    for text in ("a plainlooking b everywhere", "a plainlooking b everywhere", "x" * 300 + " plainlooking"):
+        assert redactor.text(text) == text.replace("plainlooking", "[secret]")
 
 
 @pytest.mark.parametrize(
