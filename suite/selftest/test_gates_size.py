@@ -22,7 +22,7 @@ CODE, Out = r.FindingCode, r.Outcome
 class OwnedStack(SimulatedStack):
     """Whose blocks lie with these units, in turn; "": with nobody's."""
 
-    units: Iterator[str]
+    listeners: Iterator[str]
 
     def store_tool(self, steps: list[dict[str, Any]]) -> list[Any]:
         if steps[0]["op"] != "owners":
@@ -30,12 +30,12 @@ class OwnedStack(SimulatedStack):
         return [{key: ["127.0.0.1:1"] for key in steps[0]["keys"]}]
 
     def snapshot_sockets(self, label: str) -> Any:
-        return type("Sockets", (), {"unit_at": lambda _, endpoint: next(self.units)})()
+        return type("Sockets", (), {"unit_at": lambda _, endpoint: next(self.listeners)})()
 
 
 def owned(*units: str) -> OwnedStack:
     stack = OwnedStack()
-    stack.units = iter(units * 200)
+    stack.listeners = iter(units * 200)
     return stack
 
 
