@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from reports import closures
 from reports import records as r
 from reports import results_tables as tables
 from reports.cost import Cost, cost_of
@@ -76,6 +77,7 @@ def section(title: str, runs: Sequence[Published]) -> list[str]:
         ("Runs", "", tables.runs_table(runs)),
         ("Verdicts by gate", "", tables.gates_table([p for p in runs if p.gates])),
         ("What did not pass", "", tables.failures_table(runs)),
+        ("Which settings close which hole", "Situations that were judged with upstream's defaults and failed, in each pair of vLLM and Mooncake.", _closures(runs)),
         ("Time to first token", "Interleaved blocks on one engine (`suite.bench.ttft`, `suite.bench.offload`). Models named `shape-...` have no weights. Ratios are medians of paired ratios, with an interval that holds at every look.", tables.timing_table(runs)),
         ("Break-even length", "", tables.break_even_table(runs)),
         ("Concurrency", "Prompts of 1,024 tokens, 90 % of each a shared system prompt; the client's own limits are in `docs/baseline.md`.", tables.ladder_table(runs)),
@@ -88,6 +90,19 @@ def section(title: str, runs: Sequence[Published]) -> list[str]:
         if body:
             lines += [f"### {heading}", "", *([words, ""] if words else []), *body, ""]
     return lines
+
+
+def _closures(runs: Sequence[Published]) -> list[str]:
+    """A row for each situation and release; the newest verdict of a case counts."""
+    releases_of: dict[str, list[Published]] = {}
+    for p in sorted(runs, key=lambda p: (release_order(column_of(p)), p.board.run.wall_s)):
+        releases_of.setdefault(versions(p), []).append(p)
+    rows = [
+        (pair, *hole.row())
+        for pair, found in releases_of.items()
+        for hole in closures.holes(row.verdict for p in found for row in p.rows)
+    ]
+    return table(("releases", *closures.HEADS), sorted(rows, key=lambda row: (row[1], row[0]))) if rows else []
 
 
 def report(runs: Sequence[Published]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from reports import closures
 from reports import records as r
 from reports.redact import Redactor, argv_without_secrets, one_line
 from reports.render import envelope
@@ -31,6 +32,7 @@ def render(scoreboard: Scoreboard, redactor: Redactor | None = None) -> str:
         _stack(board),
         _deviations(board),
         _table(board),
+        _closures(board),
         _faults(board),
         _failures(board),
         _not_run(board),
@@ -108,6 +110,15 @@ def _table(board: Scoreboard) -> str:
     if board.counts.get("unproven gates"):
         lines += ["UNPROVEN: no planted defect is known to turn this gate red.", ""]
     return "\n".join(lines)
+
+
+def _closures(board: Scoreboard) -> str:
+    """Worth a table where at least one hole was tried with other settings."""
+    found = closures.holes(row.verdict for row in board.rows)
+    if not any(hole.others for hole in found):
+        return ""
+    rows = [[*hole.row()] for hole in found if hole.others]
+    return "\n".join(["## Which settings close which hole", "", *table([*closures.HEADS], rows), ""])
 
 
 def _faults(board: Scoreboard) -> str:

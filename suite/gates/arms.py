@@ -18,7 +18,7 @@ counters must confirm it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fixtures.errors import Untestable
@@ -304,7 +304,12 @@ def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label:
     """
     before = stack.keys()
     save()
-    new = sorted(stack.keys() - before)
+    record_owners(stack, owner, stack.keys() - before, label)
+
+
+def record_owners(stack: Stack, saver: str, keys: Iterable[str], label: str) -> None:
+    """The fact ``owners`` of ``owned_by`` for keys that ``saver`` saved."""
+    new = sorted(keys)
     (replicas,) = stack.store_tool([{"op": "owners", "keys": new}])
     sockets = stack.snapshot_sockets(label)
     counts: dict[str, int] = {}
@@ -312,4 +317,4 @@ def owned_by(stack: Stack, owner: str, save: Callable[[], r.Observation], label:
         for endpoint in endpoints:
             unit = sockets.unit_at(endpoint) or f"unknown {endpoint}"
             counts[unit] = counts.get(unit, 0) + 1
-    stack.fact("owners", {"label": label, "saver": owner, "blocks": len(new), "held_by": counts})
+    stack.fact("owners", {"label": label, "saver": saver, "blocks": len(new), "held_by": counts})

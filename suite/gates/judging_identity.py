@@ -97,7 +97,8 @@ def _not_started(history: History, *, may_lack: bool) -> list[r.Finding]:
     for attempt in history.of(r.StartAttempt):
         if attempt.result == "ready":
             continue
-        words = _own_words(attempt.log_tail)
+        logged = [line.text for line in history.of(r.LogLine) if line.unit == attempt.unit]
+        words = _own_words([*logged, *attempt.log_tail])
         how = attempt.result if attempt.result != "neither" else f"neither ready nor dead in {attempt.bound_s:.0f} s"
         text = f"engine {attempt.unit} with {history.case.params['setting']}: {how}; its own words: {words}"
         # One that says that it failed is not ready for that reason, whether its processes went away or (as seen) stayed.
@@ -110,11 +111,17 @@ def _not_started(history: History, *, may_lack: bool) -> list[r.Finding]:
 _FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 
 
-def _own_words(tail: Sequence[str]) -> str:
-    """The last line of a log's end that names an error and not only where to find it, else the last line."""
-    lines = [line.strip() for line in tail if line.strip()]
-    named = [line for line in lines if _FAILED.search(line) and "root cause" not in line]
-    return (named or lines or ["nothing"])[-1][:300]
+def _own_words(log: Sequence[str]) -> str:
+    """The last line of a log that says an error with its message, and not only where to find it; else what comes nearest."""
+    lines = [line.strip() for line in log if line.strip()]
+    failed = [line for line in lines if _FAILED.search(line)]
+    said = [line for line in failed if _SAID.search(line)]
+    cause = [line for line in said if "root cause" not in line]
+    return (cause or said or failed or lines or ["nothing"])[-1][:300]
+
+
+_SAID = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
+"""An error with its message, and not the line of a traceback that raises it."""
 
 
 def _enough(params: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> list[r.Finding]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from reports import records as r
 from reports.history import History
 from suite.contract import Case, Gate
@@ -16,21 +14,7 @@ from suite.gates.judging import judge_arms
 from suite.workload.prompts import boundary_lengths
 
 if TYPE_CHECKING:
-    from fixtures.spec import StackSpec
     from fixtures.stack import Stack
-
-DEEP_MODEL = "tiny-deep"
-DEEP_MAX_LEN = 12288
-"""Room for the largest load of the size axis: 36 layers x 2 x 278 blocks of 32 tokens are 20,016 slices."""
-
-
-DEEP_REQUEST_S = 30.0
-"""Deadline of a request of the core cases on the deep model: cold ones take up to 9 s on two cores, and Mooncake's own bound
-for a transfer (60 s) is no help to somebody who waits for an answer."""
-
-DEEP_SEGMENT_BYTES = 1536 << 20
-"""An engine's share of the pool: calibration and all loads of the axis take 1 GiB (a block of 32 tokens 0.6 MB), and
-nothing may be evicted: that would be another test."""
 
 
 class Boundary(Gate):
@@ -179,80 +163,9 @@ class Divergent(Gate):
         return judge_arms(self, history)
 
 
-class LoadSize(Gate):
-    """Claim: reuse is right at every load size, the first time and again.
-
-    How it can lie: small models and short prompts hide what large transfers do (batches split, buffers wrap, leases
-    run out under way, a first connection behaves unlike a later one).
-    Oracle: as P.boundary, and the bytes that the store says it moved: tokens x bytes per token, exactly.
-    Turns red: lost or swapped batches, a load that ends early, bytes booked that never moved.
-    """
-
-    id = "P.size"
-    judges_lmcache = True
-    version = 3
-    claim = (
-        "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
-    )
-    proof = (
-        "foreign-block",
-        "half-block",
-        "repeated-block",
-        "rare-foreign-block",
-        "rare-zero-block",
-        "rare-repeated-block",
-        "rare-foreign-save",
-        "rare-load-error",
-        "zeroed-value",
-        "flipped-value",
-        "removed-value",
-    )
-
-    def cases(self) -> Iterable[Case]:
-        for blocks in (1, 16, 120):
-            yield Case(f"{self.id}.base.b{blocks}", {"blocks": blocks, "deep": False})
-        for blocks in (1, 16, 64, 140, 280):
-            # On two cores the largest load takes minutes, and the one before it shows the same fault of the pinned pair.
-            core = blocks < 280
-            yield Case(f"{self.id}.deep.b{blocks}", {"blocks": blocks, "deep": True}, variant="deep", core=core)
-
-    def stack(self, base: StackSpec, case: Case) -> StackSpec:
-        if not case.params["deep"]:
-            return base
-        spec = base.with_all_engines(model=DEEP_MODEL, max_model_len=DEEP_MAX_LEN)
-        if case.core:
-            request_s = min(spec.timeouts.request_s, DEEP_REQUEST_S)
-            spec = spec.with_changes(timeouts=msgspec.structs.replace(spec.timeouts, request_s=request_s))
-        if spec.store is None:
-            return spec
-        return spec.with_store(segment_bytes=max(spec.store.segment_bytes, DEEP_SEGMENT_BYTES))
-
-    def collect(self, stack: Stack, case: Case) -> None:
-        calibrate(stack, concurrent=False)
-        saver, reader = stack.names[0], stack.names[1]
-        tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
-        prompt = stack.prompts(case.id).fresh("x", tokens)
-        answered = reuse_arms(stack, case.id, prompt, saver, reader)
-        with stack.phase(case.id, "repeated"):
-            for again in ("2", "3") if answered else ():
-                stack.reset_local_cache(reader)
-                stack.ask_measured(reader, prompt, f"external/again-{again}")
-        stack.scan_logs(case.id)
-
-    def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history, numbers=_slices(history))
-
-
-def _slices(history: History) -> dict[str, Any]:
-    stack = history.stack
-    layers = stack.engines[0].layers if stack and stack.engines else 0
-    return {"slices": layers * 2 * int(history.case.params["blocks"])}
-
-
 BOUNDARY = Boundary()
 LOCAL = Local()
 DIVERGENT = Divergent()
-LOAD_SIZE = LoadSize()
 
 
 @gate_cases(BOUNDARY)
@@ -268,8 +181,3 @@ def test_local(run_case: Any, case: Case) -> None:
 @gate_cases(DIVERGENT)
 def test_divergent(run_case: Any, case: Case) -> None:
     run_case(DIVERGENT, case)
-
-
-@gate_cases(LOAD_SIZE)
-def test_load_size(run_case: Any, case: Case) -> None:
-    run_case(LOAD_SIZE, case)

@@ -64,6 +64,7 @@ class Made:
     tags: Sequence[str] = ("forward",)
     attempt: str = "ready"
     log: str = ""
+    log_unit: str = "e0"
     params: dict[str, Any] = field(default_factory=dict)
     drop: str = ""
     """Role of requests that are left out."""
@@ -94,7 +95,7 @@ class Made:
             for tag in self.tags:
                 out += self._pair(tag)
         if self.log:
-            out.append(r.LogLine(unit="e0", line_number=3, text=self.log, category="", case_id=CASE, t_s=80.0))
+            out.append(r.LogLine(unit=self.log_unit, line_number=3, text=self.log, category="", case_id=CASE, t_s=80.0))
         out.append(r.Fact(name="logs.scanned", t_s=90.0, value={"e0": 10}))
         out.append(r.CaseFinished(case_id=CASE, t_s=91.0))
         return History(out).for_case(CASE)

@@ -291,6 +291,18 @@ def test_a_build_without_the_setting_is_untestable_with_the_engines_own_words() 
     assert judged(Made(attempt="dead")).outcome is r.Outcome.HARNESS_ERROR
 
 
+def test_its_own_words_are_the_error_and_not_the_line_that_raises_it() -> None:
+    """The server's traceback ends in a pointer to the engine's, which is further up in the log."""
+    tail = ("    raise RuntimeError(", "RuntimeError: Engine core initialization failed. See root cause above.")
+    params = {"may_lack": True}
+    assert "words: RuntimeError: Engine core" in judged(Made(attempt="dead", params=params, words=tail)).got
+    core = "(Worker pid=1) ERROR RuntimeError: fp8_quant() expected at most 0 arguments"
+    made = Made(attempt="dead", params=params, words=tail, log=core, log_unit="variant")
+    assert "expected at most 0 arguments" in judged(made).got
+    elsewhere = Made(attempt="dead", params=params, words=tail, log=core)
+    assert "expected at most 0" not in judged(elsewhere).got
+
+
 def test_an_engine_that_is_neither_ready_nor_dead_lacks_the_setting_only_where_it_says_that_it_failed() -> None:
     failed = judged(Made(attempt="neither", params={"may_lack": True}))
     assert (failed.outcome, failed.finding) == (r.Outcome.UNTESTABLE, CODE.MISSING_CAPABILITY)
