@@ -526,7 +526,7 @@ def test_concurrency_is_bounded(bench: Bench, concurrency: int, first_s: float) 
 
 @alone
 def test_a_deadline_starts_with_its_turn(bench: Bench) -> None:
-    requests = [bench.request(behaviour={"first_s": 0.1}, deadline_s=0.25) for _ in range(3)]
+    requests = [bench.request(behaviour={"first_s": 0.15}, deadline_s=0.4) for _ in range(3)]
     seen = bench.client.send_all(requests, case_id="case", phase="phase", concurrency=1)
     assert [o.timed_out for o in seen] == [False] * 3
 
