@@ -55,7 +55,7 @@ bench-smoke: setup ## TTFT by source and a concurrency ladder, on the real stack
 defects: setup ## planted defects: proof that the gates can go red
 	@tools/run defects $(ARGS)
 
-test: setup ## selftests of the suite itself; no vLLM, about 80 seconds
+test: setup ## selftests of the suite itself; no vLLM, about 45 seconds
 	@tools/run test $(ARGS)
 
 test-slow: setup ## the rest of them: on a pool's real servers, and those that measure a client for seconds; about 70 seconds
