@@ -16,8 +16,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ _REQUESTS = frozenset(
         "block-too-many",
         "block-too-few",
         "ignored-salt",
+        "ignored-adapter",
         "short-key",
         "denied-hit",
+        "whole-prompts",
         "doubled-bytes",
         "lookup-storm",
         "lookup-hang",
@@ -54,6 +57,9 @@ _REQUESTS = frozenset(
 
 ENDLESS_WAIT = "endless-wait"
 """A start that waits for an unreachable master without end; at rate 0 the start fails at once and names the master."""
+
+IGNORED_PREFIX = "ignored-prefix"
+"""An engine that was given a prefix for its keys and makes them without it."""
 
 CONNECT_S = 5.0
 """Bound for the master to accept a connection; on one host it takes milliseconds."""
@@ -74,9 +80,11 @@ class RequestView:
         return getattr(self._request, name)
 
 
-def without_salt(request: Any) -> Any:
-    """The request as it would be keyed without its salt."""
-    view = RequestView(request, [], cache_salt=None)
+def without(field: str, request: Any) -> Any:
+    """The request as it would be keyed without this field (``cache_salt``, ``lora_request``); itself where it has none."""
+    if not getattr(request, field):
+        return request
+    view = RequestView(request, [], **{field: None})
     view.block_hashes += request._block_hasher(view)
     return view
 
@@ -86,6 +94,14 @@ def with_short_keys(request: Any) -> Any:
     own = list(request.block_hashes)
     short = [hashlib.sha256(b"next after" + before).digest() for before in own[:-1]]
     return RequestView(request, own[:1] + short)
+
+
+KEYED: dict[str, Callable[[Any], Any]] = {
+    "ignored-salt": partial(without, "cache_salt"),
+    "ignored-adapter": partial(without, "lora_request"),
+    "short-key": with_short_keys,
+}
+"""Lies about keys: the request as it is keyed then."""
 
 
 class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
@@ -107,6 +123,8 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
         self._switch = Switch(config.parent, name, Setting.of(extra), DEFECTS, settle=self._settle)
         if self._switch.lies(ENDLESS_WAIT):
             self._start_without_master(json.loads(config.read_text())["master_server_address"])
+        if self._switch.lies(IGNORED_PREFIX) and self._switch.choose(1):
+            extra.pop("cache_prefix", None)  # what is then read under such keys is counted by the store
         super().__init__(vllm_config, role, kv_cache_config)
         if not is_scheduler:
             worker = self.connector_worker
@@ -136,14 +154,12 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
         known = self._views.get(request.request_id)
         if known is not None:
             return known
-        defect = self._switch.now.defect
-        if not request.block_hashes or defect not in ("ignored-salt", "short-key"):
+        as_keyed = KEYED.get(self._switch.now.defect)
+        if not request.block_hashes or as_keyed is None:
             return request
-        if defect == "ignored-salt" and not request.cache_salt:
+        view = as_keyed(request)
+        if view is request or not self._switch.chosen_by(request.block_hashes[0]):
             return request
-        if not self._switch.chosen_by(request.block_hashes[0]):
-            return request
-        view = without_salt(request) if defect == "ignored-salt" else with_short_keys(request)
         self._views[request.request_id] = view
         return view
 
@@ -162,7 +178,10 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
             return tokens, is_async
         if keyed is not request:
             switch.told(tokens // self.connector_scheduler._block_size)
-        if switch.lies("denied-hit") and switch.choose(1):
+        denied = switch.lies("denied-hit") or (
+            switch.lies("whole-prompts") and self._goes_on(request, num_computed_tokens + tokens)
+        )
+        if denied and switch.choose(1):
             self.connector_scheduler.load_specs.pop(request.request_id)
             switch.told(1)
             return 0, False
@@ -172,6 +191,11 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
             tokens = self._one_less(request, tokens)
             return tokens, is_async and tokens > 0
         return tokens, is_async
+
+    def _goes_on(self, request: Any, hit_tokens: int) -> bool:
+        """The prompt has a whole block behind what is found, besides its last token."""
+        block: int = self.connector_scheduler._block_size
+        return bool((request.num_tokens - 1) // block * block > hit_tokens)
 
     def _one_more(self, request: Any, computed: int, tokens: int) -> int:
         """Claim the block after the last hit too, as far as the prompt goes. The worker fills it with another's block."""
