@@ -6,19 +6,17 @@ Loaded by vLLM itself (spec: ``connector = 'custom'``, ``connector_name = 'Lying
 every call goes to the honest connector with the very arguments that vLLM gave.
 
 Faults of loads and saves sit in ``LyingStore``, a wrapper of the store client: the connector's own threads, counters and
-locks stay as they are. Faults of counting and keying sit in the scheduler's half. Written against vLLM 0.32.0.
+locks stay as they are. Faults of counting and keying (``lying_keys``) sit in the scheduler's half. Written against vLLM 0.32.0.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     TailKeyBoundary,
 )
 
+from suite.defects.lying_keys import KEYED, goes_on
 from suite.defects.lying_store import CALLS, LOADS, SAVES, LyingStore
 from suite.defects.switch import Setting, Switch
 
@@ -66,42 +65,6 @@ CONNECT_S = 5.0
 
 DEFECTS = frozenset({*LOADS, *CALLS, *SAVES, *_REQUESTS, ENDLESS_WAIT})
 """Every defect this connector has."""
-
-
-class RequestView:
-    """A request whose block hashes are others; everything else is the request's own."""
-
-    def __init__(self, request: Any, block_hashes: list[bytes], **changes: Any) -> None:
-        self._request = request
-        self.block_hashes = block_hashes
-        self.__dict__.update(changes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-
-def without(field: str, request: Any) -> Any:
-    """The request as it would be keyed without this field (``cache_salt``, ``lora_request``); itself where it has none."""
-    if not getattr(request, field):
-        return request
-    view = RequestView(request, [], **{field: None})
-    view.block_hashes += request._block_hasher(view)
-    return view
-
-
-def with_short_keys(request: Any) -> Any:
-    """The request with each block keyed by the blocks before it: its own tokens are not in its key (the first's are)."""
-    own = list(request.block_hashes)
-    short = [hashlib.sha256(b"next after" + before).digest() for before in own[:-1]]
-    return RequestView(request, own[:1] + short)
-
-
-KEYED: dict[str, Callable[[Any], Any]] = {
-    "ignored-salt": partial(without, "cache_salt"),
-    "ignored-adapter": partial(without, "lora_request"),
-    "short-key": with_short_keys,
-}
-"""Lies about keys: the request as it is keyed then."""
 
 
 class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
@@ -178,8 +141,9 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
             return tokens, is_async
         if keyed is not request:
             switch.told(tokens // self.connector_scheduler._block_size)
+        found, block = num_computed_tokens + tokens, self.connector_scheduler._block_size
         denied = switch.lies("denied-hit") or (
-            switch.lies("whole-prompts") and self._goes_on(request, num_computed_tokens + tokens)
+            switch.lies("whole-prompts") and goes_on(request.num_tokens, found, block)
         )
         if denied and switch.choose(1):
             self.connector_scheduler.load_specs.pop(request.request_id)
@@ -191,11 +155,6 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
             tokens = self._one_less(request, tokens)
             return tokens, is_async and tokens > 0
         return tokens, is_async
-
-    def _goes_on(self, request: Any, hit_tokens: int) -> bool:
-        """The prompt has a whole block behind what is found, besides its last token."""
-        block: int = self.connector_scheduler._block_size
-        return bool((request.num_tokens - 1) // block * block > hit_tokens)
 
     def _one_more(self, request: Any, computed: int, tokens: int) -> int:
         """Claim the block after the last hit too, as far as the prompt goes. The worker fills it with another's block."""
