@@ -22,6 +22,10 @@ class Catch:
     why: str = ""
     outcome: Literal["FAIL", "HARNESS_ERROR"] = "FAIL"
     """HARNESS_ERROR where the defect is the harness's own: then it must not be blamed on the stack."""
+    control_may: tuple[F, ...] = ()
+    """Findings that the honest stack itself comes to on this case, so that rate 0 cannot be PASS."""
+    core: bool = True
+    """False where it costs a stack or an engine start of its own: in ``--scope full`` only."""
 
     @property
     def gate(self) -> str:
@@ -35,8 +39,7 @@ class Defect:
 
     rates: probabilities per occasion at which it must be caught; every lying connector is also run at rate 0, where the
     same gate must pass. unit: what is counted as a wrong act. lying: positions of the engines that lie (None: all).
-    control_may: findings that the honest stack itself comes to on this gate, so that rate 0 cannot be PASS (reason
-    in ``why`` of the catch). breaks: the stack is rebuilt afterwards. stalls: the engine must be proven well afterwards.
+    breaks: the stack is rebuilt afterwards. stalls: the engine must be proven well afterwards.
     """
 
     id: str
@@ -47,7 +50,6 @@ class Defect:
     delay_s: float = 0.0
     unit: str = "blocks"
     lying: tuple[int, ...] | None = None
-    control_may: tuple[F, ...] = ()
     breaks: bool = False
     stalls: bool = False
     core: bool = True
@@ -78,6 +80,15 @@ CANCELLED = "O.footprint.cancelled"
 LOCAL = "P.local.k3+1"
 NO_MASTER = "O.no-master.refused"
 CHANNEL = "O.lookup-channel.isolated"
+WINDOWED = "P.families.sliding-window"
+CHUNKED = "P.options.chunked"
+EVICTING = "P.pressure.evicting"
+DENSE = "P.shared-prefix.sliding-window-dense"
+CUT_SHORT = "P.integrity.truncated"
+"""The one damage that the honest stack notices, so the one case that a lie can turn red."""
+RESTARTED = "P.restart.master"
+PREFIXED = "I.engine.weights.prefix"
+ADAPTED = "I.lora.other"
 CLIENT = "client.on-time"
 """No gate: the client's own check against a server whose times are known (``suite.selftest.test_client``)."""
 
@@ -101,6 +112,7 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         "foreign-block",
         "a block of another request is loaded in place of this one",
         *(Catch(case, WRONG) for case in (K3, SHARE, PARTED, SIZE, BRANCHES, BURST, SAMPLED)),
+        *(Catch(case, WRONG, core=False) for case in (WINDOWED, CHUNKED, EVICTING)),
     ),
     _lying("rare-foreign-block", "one block in 50 is another request's", Catch(LONG, WRONG), rates=(ONE_IN_50,)),
     _lying("zero-block", "a block is zeros", Catch(K3, WRONG)),
@@ -111,7 +123,12 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         Catch(LONG, WRONG),
         rates=(ONE_IN_50,),
     ),
-    _lying("half-block", "only the first half of each block is loaded", Catch(SIZE, WRONG)),
+    _lying(
+        "half-block",
+        "only the first half of each block is loaded",
+        Catch(SIZE, WRONG),
+        Catch(WINDOWED, WRONG, core=False),
+    ),
     _lying("repeated-block", "a block is loaded twice, the one after it never", Catch(SIZE, WRONG)),
     _lying(
         "rare-repeated-block",
@@ -126,9 +143,13 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
     _lying(
         "lost-failure",
         "blocks that could not be loaded are reported as loaded",
-        Catch(KILLED, WRONG),
-        control_may=(F.SLOW_DEGRADE, F.UNBOUNDED_LOOKUPS),
-        breaks=True,
+        Catch(KILLED, WRONG, control_may=(F.SLOW_DEGRADE, F.UNBOUNDED_LOOKUPS)),
+        Catch(CUT_SHORT, (F.UNDETECTED_CORRUPTION,)),
+    ),
+    _lying(
+        "lost-block",
+        "blocks that the pool lost are still claimed, and are zeros",
+        Catch(RESTARTED, WRONG, core=False),
     ),
     # What is saved, and under which key
     _lying("corrupt-save", "blocks are saved with an exponent bit inverted", Catch(K3, WRONG)),
@@ -152,6 +173,8 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
         Catch(PARTED, (F.EXTRA_HITS,)),
         Catch(SALTED, (F.FOREIGN_REUSE,)),
     ),
+    _lying("ignored-adapter", "the adapter of a request is not in its keys", Catch(ADAPTED, WRONG, core=False)),
+    _lying("ignored-prefix", "the engine's own cache_prefix is not in its keys", Catch(PREFIXED, WRONG, core=False)),
     # What is claimed and booked
     _lying(
         "block-too-many",
@@ -161,6 +184,12 @@ LYING_CONNECTOR: tuple[Defect, ...] = (
     ),
     _lying("block-too-few", "the last block that is there is not claimed", Catch(K3, (F.FEWER_HITS,)), unit="requests"),
     _lying("denied-hit", "a prompt that is there is not found", Catch(K3, (F.ZERO_HITS,)), unit="requests"),
+    _lying(
+        "whole-prompts",
+        "a prefix is found only by a prompt that ends with it",
+        Catch(DENSE, (F.ZERO_HITS,), core=False),
+        unit="requests",
+    ),
     _lying(
         "doubled-bytes",
         "twice the bytes that moved are booked",

@@ -6,12 +6,11 @@ Loaded by vLLM itself (spec: ``connector = 'custom'``, ``connector_name = 'Lying
 every call goes to the honest connector with the very arguments that vLLM gave.
 
 Faults of loads and saves sit in ``LyingStore``, a wrapper of the store client: the connector's own threads, counters and
-locks stay as they are. Faults of counting and keying sit in the scheduler's half. Written against vLLM 0.32.0.
+locks stay as they are. Faults of counting and keying (``lying_keys``) sit in the scheduler's half. Written against vLLM 0.32.0.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -29,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.data import (
     TailKeyBoundary,
 )
 
+from suite.defects.lying_keys import KEYED, goes_on
 from suite.defects.lying_store import CALLS, LOADS, SAVES, LyingStore
 from suite.defects.switch import Setting, Switch
 
@@ -40,8 +40,10 @@ _REQUESTS = frozenset(
         "block-too-many",
         "block-too-few",
         "ignored-salt",
+        "ignored-adapter",
         "short-key",
         "denied-hit",
+        "whole-prompts",
         "doubled-bytes",
         "lookup-storm",
         "lookup-hang",
@@ -55,37 +57,14 @@ _REQUESTS = frozenset(
 ENDLESS_WAIT = "endless-wait"
 """A start that waits for an unreachable master without end; at rate 0 the start fails at once and names the master."""
 
+IGNORED_PREFIX = "ignored-prefix"
+"""An engine that was given a prefix for its keys and makes them without it."""
+
 CONNECT_S = 5.0
 """Bound for the master to accept a connection; on one host it takes milliseconds."""
 
 DEFECTS = frozenset({*LOADS, *CALLS, *SAVES, *_REQUESTS, ENDLESS_WAIT})
 """Every defect this connector has."""
-
-
-class RequestView:
-    """A request whose block hashes are others; everything else is the request's own."""
-
-    def __init__(self, request: Any, block_hashes: list[bytes], **changes: Any) -> None:
-        self._request = request
-        self.block_hashes = block_hashes
-        self.__dict__.update(changes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-
-def without_salt(request: Any) -> Any:
-    """The request as it would be keyed without its salt."""
-    view = RequestView(request, [], cache_salt=None)
-    view.block_hashes += request._block_hasher(view)
-    return view
-
-
-def with_short_keys(request: Any) -> Any:
-    """The request with each block keyed by the blocks before it: its own tokens are not in its key (the first's are)."""
-    own = list(request.block_hashes)
-    short = [hashlib.sha256(b"next after" + before).digest() for before in own[:-1]]
-    return RequestView(request, own[:1] + short)
 
 
 class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
@@ -107,6 +86,8 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
         self._switch = Switch(config.parent, name, Setting.of(extra), DEFECTS, settle=self._settle)
         if self._switch.lies(ENDLESS_WAIT):
             self._start_without_master(json.loads(config.read_text())["master_server_address"])
+        if self._switch.lies(IGNORED_PREFIX) and self._switch.choose(1):
+            extra.pop("cache_prefix", None)  # what is then read under such keys is counted by the store
         super().__init__(vllm_config, role, kv_cache_config)
         if not is_scheduler:
             worker = self.connector_worker
@@ -136,14 +117,12 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
         known = self._views.get(request.request_id)
         if known is not None:
             return known
-        defect = self._switch.now.defect
-        if not request.block_hashes or defect not in ("ignored-salt", "short-key"):
+        as_keyed = KEYED.get(self._switch.now.defect)
+        if not request.block_hashes or as_keyed is None:
             return request
-        if defect == "ignored-salt" and not request.cache_salt:
+        view = as_keyed(request)
+        if view is request or not self._switch.chosen_by(request.block_hashes[0]):
             return request
-        if not self._switch.chosen_by(request.block_hashes[0]):
-            return request
-        view = without_salt(request) if defect == "ignored-salt" else with_short_keys(request)
         self._views[request.request_id] = view
         return view
 
@@ -162,7 +141,11 @@ class LyingConnector(MooncakeStoreConnector):  # type: ignore[misc]
             return tokens, is_async
         if keyed is not request:
             switch.told(tokens // self.connector_scheduler._block_size)
-        if switch.lies("denied-hit") and switch.choose(1):
+        found, block = num_computed_tokens + tokens, self.connector_scheduler._block_size
+        denied = switch.lies("denied-hit") or (
+            switch.lies("whole-prompts") and goes_on(request.num_tokens, found, block)
+        )
+        if denied and switch.choose(1):
             self.connector_scheduler.load_specs.pop(request.request_id)
             switch.told(1)
             return 0, False

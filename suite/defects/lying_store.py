@@ -185,10 +185,36 @@ class LyingStore:
 
     def lost_failure(self, keys: list[str], addrs: list[Any], sizes: list[Any]) -> Any:
         """Blocks that could not be loaded are reported as loaded."""
+        return self._all_loaded(keys, addrs, sizes)[0]
+
+    def lost_block(self, keys: list[str], addrs: list[Any], sizes: list[Any]) -> Any:
+        """Blocks that ``batch_is_exist`` claimed and the pool has lost are zeros, and reported as loaded."""
+        result, failed = self._all_loaded(keys, addrs, sizes)
+        for i in failed:
+            for view in self.memory.views(addrs[i], sizes[i]):
+                view.zero_()
+        return result
+
+    def _all_loaded(self, keys: list[str], addrs: list[Any], sizes: list[Any]) -> tuple[list[int], list[int]]:
+        """A get of which every block is reported as loaded, and the positions of those that were not."""
         result = list(self._real.batch_get_into_multi_buffers(keys, addrs, sizes))
         failed = [i for i, value in enumerate(result) if value < 0]
         self.switch.told(len(failed), blocks=failed)
-        return [sum(sizes[i]) if value < 0 else value for i, value in enumerate(result)]
+        return [sum(sizes[i]) if value < 0 else value for i, value in enumerate(result)], failed
+
+    def batch_is_exist(self, keys: list[str]) -> Any:
+        """As the real one; under ``lost-block`` a block that was saved or read before is there for ever."""
+        result = self._real.batch_is_exist(keys)
+        if self.switch.now.defect != "lost-block":
+            return result
+        known = set(self._others)
+        lost = [i for i, found in enumerate(result) if found != 1 and keys[i] in known]
+        claimed = {lost[i] for i in self.switch.choose(len(lost))}
+        return [1 if i in claimed else found for i, found in enumerate(result)]
+
+    def wrongly_keyed(self, keys: list[str], addrs: list[Any], sizes: list[Any]) -> Any:
+        """Nothing is done to a load: its keys are wrong already."""
+        self.switch.told(len(keys))
 
     def slow_load(self, keys: list[str], addrs: list[Any], sizes: list[Any]) -> Any:
         """A load takes ``delay_s`` longer."""
@@ -295,6 +321,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "unloaded": LyingStore.unloaded,
     "late-load": LyingStore.late_load,
     "lost-failure": LyingStore.lost_failure,
+    "lost-block": LyingStore.lost_block,
+    "ignored-prefix": LyingStore.wrongly_keyed,
     "slow-load": LyingStore.slow_load,
     "crash": LyingStore.crash,
 }

@@ -106,7 +106,7 @@ class Planted(Gate):
             f"{self.id}:{catch.case}:{'survey' if survey else rate_text(rate)}",
             {**inner.params, "planted": planted},
             needs=inner.needs,
-            core=self.defect.core and not survey,
+            core=self.defect.core and catch.core and not survey,
             dirties=inner.dirties or (self.defect.breaks and rate > 0),
             variant=inner.variant,
         )
@@ -156,7 +156,8 @@ class Planted(Gate):
         if not told:
             return [_finding(r.FindingCode.NO_PRESSURE, "nobody counted what the defect did", evidence)]
         if not planted["rate"]:
-            return self._control_findings(inner, told, evidence)
+            (catch,) = (c for c in self.defect.caught_by if c.case == planted["case"])
+            return self._control_findings(catch, inner, told, evidence)
         if not told["read"] and not planted["survey"]:
             text = f"nothing was planted: {told['occasions']} occasions, {told['lies']} lies, none of them read"
             return [_finding(r.FindingCode.NO_PRESSURE, text, evidence)]
@@ -167,12 +168,15 @@ class Planted(Gate):
         text = f"{planted['case']} came to {inner.outcome} {inner.finding}".rstrip()
         return [_finding(r.FindingCode.MISSED_DEFECT, f"{text} over {_told_text(told)}", evidence)]
 
-    def _control_findings(self, inner: r.Verdict, told: dict[str, Any], evidence: dict[str, Any]) -> list[r.Finding]:
+    @staticmethod
+    def _control_findings(
+        catch: Catch, inner: r.Verdict, told: dict[str, Any], evidence: dict[str, Any]
+    ) -> list[r.Finding]:
         if told["lies"]:
             return [_finding(r.FindingCode.NO_PRESSURE, f"{told['lies']} lies at rate 0", evidence)]
         if inner.outcome is r.Outcome.PASS:
             return []
-        allowed = {str(code) for code in self.defect.control_may}
+        allowed = {str(code) for code in catch.control_may}
         if inner.outcome is r.Outcome.FAIL and {str(f.code) for f in inner.findings} <= allowed:
             return []
         text = f"at rate 0: {inner.outcome} {inner.finding}: {inner.got}"
@@ -204,7 +208,7 @@ class LyingConnectorGate(Planted):
         return (*self.defect.rates, 0.0)
 
     def stack(self, base: StackSpec, case: Case) -> StackSpec:
-        return lying_spec(super().stack(base, case))
+        return lying_spec(super().stack(base, case), base)
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)  # of the honest stack: a lie in the measured floor would hide itself
@@ -230,12 +234,13 @@ class LyingConnectorGate(Planted):
         stack.scan_logs(case.id)
 
 
-def lying_spec(spec: StackSpec) -> StackSpec:
+def lying_spec(spec: StackSpec, base: StackSpec) -> StackSpec:
     """The same stack with the lying connector in every engine, telling the truth until told otherwise.
 
-    A long lease takes out a race of the honest stack: on busy cores loads outlive the default one and fail.
+    A long lease takes out a race of the honest stack: on busy cores loads outlive the default one and fail. Where the gate
+    has set another lease than ``base`` has, it stays: what the gate is about may need it (under a lease nothing is evicted).
     """
-    if spec.store is not None:
+    if spec.store is not None and base.store is not None and spec.store.kv_lease_ttl_ms == base.store.kv_lease_ttl_ms:
         spec = spec.with_store(kv_lease_ttl_ms=LEASE_MS)
     timeouts = msgspec.structs.replace(spec.timeouts, request_s=REQUEST_S, visible_s=VISIBLE_S)
     return spec.with_changes(timeouts=timeouts).with_all_engines(**LYING)

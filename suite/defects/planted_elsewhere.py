@@ -40,6 +40,10 @@ def _told(stack: Stack, lies: int, unit: str, read: int | None = None, **more: A
 # Lying connector, where the lie is told before there is an engine to switch -------------------------------------------
 
 
+TOLD_AT_START = ("endless-wait", "ignored-prefix")
+"""Defects of a start: of the engine that the gate itself brings up."""
+
+
 class LyingStartGate(LyingConnectorGate):
     """The engine that the inner gate starts has the defect from its first moment; the stack around it is honest."""
 
@@ -174,7 +178,7 @@ def _gate_of(defect: Any) -> Planted:
         return LyingStoreGate(defect)
     if defect in LYING_HARNESS:
         return LateClientGate(defect) if defect.id == "late-client" else LyingHarnessGate(defect)
-    return LyingStartGate(defect) if defect.id == "endless-wait" else LyingConnectorGate(defect)
+    return LyingStartGate(defect) if defect.id in TOLD_AT_START else LyingConnectorGate(defect)
 
 
 @functools.cache

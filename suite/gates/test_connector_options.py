@@ -74,6 +74,7 @@ class Options(Gate):
     """
 
     id = "P.options"
+    proof = ("foreign-block",)
     version = 4
     claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
 

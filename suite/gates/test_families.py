@@ -103,6 +103,7 @@ class Families(Gate):
     """
 
     id = "P.families"
+    proof = ("foreign-block", "half-block")
     version = 3
     claim = "reuse is exact and answers are right for every family of attention that can be run here"
     may_be_refused = True
@@ -145,6 +146,7 @@ class SharedPrefix(Gate):
     """
 
     id = "P.shared-prefix"
+    proof = ("whole-prompts",)
     claim = "a prefix shared by prompts that part behind it is reused on another engine, whatever the model keeps of it"
     may_be_refused = True
 

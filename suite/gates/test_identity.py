@@ -69,6 +69,7 @@ class OtherEngine(Gate):
     """
 
     id = "I.engine"
+    proof = ("ignored-prefix",)
     judges_lmcache = True
     version = 5
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
@@ -174,6 +175,7 @@ class Adapter(Gate):
     """
 
     id = "I.lora"
+    proof = ("ignored-adapter",)
     judges_lmcache = True
     version = 3
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"

@@ -44,6 +44,7 @@ class Integrity(Gate):
     """
 
     id = "P.integrity"
+    proof = ("lost-failure",)
     version = 2
     claim = "a stored block whose bytes changed is refused and recomputed, never served"
 

@@ -92,6 +92,7 @@ class Pressure(Gate):
     """
 
     id = "P.pressure"
+    proof = ("foreign-block",)
     version = 3
     claim = (
         "under eviction, preemption, short leases and cancellations every answer is right, and nothing is left in use"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 from xml.etree import ElementTree
@@ -15,13 +16,14 @@ from reports.history import History
 from reports.render import heatmap
 from suite.contract import ENGINE_DIED, Case, safe_judge
 from suite.defects import false_alarms, planted
-from suite.defects.catalogue import CATALOGUE, LYING_CONNECTOR, Defect
+from suite.defects.catalogue import CATALOGUE, LYING_CONNECTOR, Catch, Defect
 from suite.defects.client_gate import ClientOnTime
 from suite.defects.planted_elsewhere import LyingStartGate, gates, registry
 from suite.gates import registry as gates_registry
 from suite.gates.arms import CALIBRATION
 from suite.gates.judging import ordered
 from suite.gates.oracle import Oracle
+from suite.gates.test_pressure import LEASE_MS
 
 pytestmark = pytest.mark.selftest
 
@@ -161,6 +163,42 @@ def test_verdicts_on_planted_defects(
 ) -> None:
     verdict = judged(monkeypatch, outcome, code, rate=rate)
     assert (verdict.outcome, verdict.finding) == (wanted, finding)
+
+
+@pytest.mark.parametrize(("may", "finding"), [(("slow-degrade",), ""), ((), "false-alarm")])
+def test_a_control_may_come_to_what_the_honest_stack_does(
+    monkeypatch: pytest.MonkeyPatch, may: tuple[str, ...], finding: str
+) -> None:
+    """Of that very case: what the honest stack does elsewhere excuses nothing."""
+    codes = tuple(r.FindingCode(code) for code in may)
+    other = Catch("P.size.base.b16", (r.FindingCode.WRONG_ANSWER,), control_may=(r.FindingCode.SLOW_DEGRADE,))
+    own = Catch("P.boundary.k3+1", (r.FindingCode.WRONG_ANSWER,), control_may=codes)
+    defect = dataclasses.replace(LYING_CONNECTOR[0], caught_by=(own, other))
+    assert judged(monkeypatch, "FAIL", "slow-degrade", rate=0.0, defect=defect).finding == finding
+
+
+def test_what_a_control_may_come_to_is_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    catch = Catch("P.boundary.k3+1", (r.FindingCode.WRONG_ANSWER,), control_may=(r.FindingCode.SLOW_DEGRADE,))
+    defect = dataclasses.replace(LYING_CONNECTOR[0], caught_by=(catch,))
+    assert judged(monkeypatch, "FAIL", "wrong-answer", rate=0.0, defect=defect).finding == "false-alarm"
+
+
+def test_what_a_gate_sets_stays_under_a_lying_connector() -> None:
+    """A long lease everywhere would keep P.pressure's blocks from being evicted: nothing would press."""
+    base = load_spec("cpu")
+    leases = {}
+    for case in registry()["defect.foreign-block"].cases():
+        store = registry()["defect.foreign-block"].stack(base, case).store
+        assert store is not None
+        leases[case.params["planted"]["case"]] = store.kv_lease_ttl_ms
+    assert leases.pop("P.pressure.evicting") == LEASE_MS
+    assert set(leases.values()) == {planted.LEASE_MS}
+
+
+def test_what_costs_a_stack_of_its_own_is_no_part_of_the_core() -> None:
+    cases = [case for gate in gates() for case in gate.cases()]
+    assert {case.variant for case in cases if case.core} == {"", "seed"}
+    assert any(case.variant for case in cases if not case.core)
 
 
 def test_nothing_read_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:

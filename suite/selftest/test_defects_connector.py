@@ -157,6 +157,9 @@ class Pool:
             self.values[key] = b"".join(ctypes.string_at(a, n) for a, n in zip(addresses, lengths, strict=True))
         return [0] * len(keys)
 
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        return [int(key in self.values) for key in keys]
+
     def register_buffer(self, address: int, length: int) -> int:
         return 0
 
@@ -252,6 +255,34 @@ def test_a_lost_failure(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("cpu-stack")
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+def test_lost_blocks_are_claimed_and_zeros(make_rig: Callable[..., Rig], tmp_path: Path, rate: float) -> None:
+    rig = make_rig(defect="lost-block", rate=rate)
+    rig.load()
+    assert rig.store.batch_is_exist([*rig.keys, "new"]) == [1, 1, 1, 1, 0], "nothing is lost yet"
+    assert Remote({"e0": tmp_path}).told(1).lies == 0
+    for key in ("k1", "k3"):
+        del rig.pool.values[key]
+    for layer in rig.layers:
+        layer.fill_(7)
+    claimed = rig.store.batch_is_exist([*rig.keys, "new"])
+    result, seen = rig.load()
+    if rate:
+        assert claimed == [1, 1, 1, 1, 0], "what was never seen is claimed by nobody"
+        assert (result, seen) == (OK, [RIGHT[0], (0,) * 4, RIGHT[2], (0,) * 4])
+    else:
+        assert claimed == [1, 0, 1, 0, 0]
+        assert (result, seen) == ([OK[0], -704, OK[2], -704], [RIGHT[0], (7,) * 4, RIGHT[2], (7,) * 4])
+    assert Remote({"e0": tmp_path}).told(1).lies == (2 if rate else 0)
+
+
+@pytest.mark.needs("cpu-stack")
+def test_loads_under_wrong_keys_are_counted_and_left_alone(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
+    assert make_rig(defect="ignored-prefix").load() == (OK, RIGHT)
+    assert Remote({"e0": tmp_path}).told(1).read == BLOCKS
+
+
 @pytest.mark.needs("cpu-stack")
 def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(defect="late-load", delay_s=0.05)
