@@ -277,12 +277,14 @@ def test_lost_blocks_are_claimed_and_zeros(make_rig: Callable[..., Rig], tmp_pat
     assert Remote({"e0": tmp_path}).told(1).lies == (2 if rate else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("cpu-stack")
 def test_loads_under_wrong_keys_are_counted_and_left_alone(make_rig: Callable[..., Rig], tmp_path: Path) -> None:
     assert make_rig(defect="ignored-prefix").load() == (OK, RIGHT)
     assert Remote({"e0": tmp_path}).told(1).read == BLOCKS
 
 
+@pytest.mark.slow
 @pytest.mark.needs("cpu-stack")
 def test_a_late_load(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(defect="late-load", delay_s=0.05)
