@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
 
-NO_MASTER_BOUND_S, NO_MASTER_STARTS = 75.0, 2.0
-"""An engine starts in 20 to 40 s on two cores; this is about twice that. Upstream documents no bound of its own. Where a
-normal start took longer (measured in the same run), the bound is so many times that."""
+NO_MASTER_BOUND_S, NO_MASTER_STARTS = 60.0, 1.6
+"""An engine that starts alone is ready after 26 to 30 s on two cores; this is more than twice that. Upstream documents no bound of its
+own. The normal start that is measured in the same run is that of engines that start together (some 40 s); where so many
+times that is longer, it is the bound."""
 
 CAUSE = re.compile(
     r"(?i)\bmaster\b.*(unreachable|refused|cannot|could not|failed|timed? ?out)"
@@ -32,14 +33,14 @@ class NoMaster(Gate):
     """Claim: an engine whose master cannot be reached becomes ready without a pool, or exits; it does not linger.
 
     How it can lie: the port is taken by something that answers; the engine was merely slow to start (the bound is
-    about twice a normal start on this host, measured in the same run).
+    more than twice what an engine that starts alone takes, from a start measured in the same run).
     Oracle: ready / dead / neither within the bound; for `dead`, a line of its log that tells of an error must name the
     master (the last ones need not: vLLM ends with the traceback of the process that waited).
     Turns red: an engine that waits for ever, or dies of something else.
     """
 
     id = "O.no-master"
-    version = 2
+    version = 3
     proof = ("endless-wait",)
     claim = "an engine whose master is unreachable becomes ready without the pool or exits naming the cause, in time"
 
