@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +95,34 @@ def test_a_storm_evicts_the_victims_and_its_own_objects_go_with_the_heal(stack: 
     assert healed.landed
     listed = stack.keys()
     assert not [key for key in listed if key.startswith("kvgates-")]
+
+
+def test_refused_puts_are_no_work_done(stack: Stack, client: StoreSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick client is refused again and again before the master evicts for the first time (seen: 130 puts, 5 of 8 victims gone)."""
+    victims = put(client, "older")
+    real, calls = EvictionStorm._fill, itertools.count()
+
+    def late(self: EvictionStorm, session: StoreSession, what: str, size_bytes: int, count: int) -> dict[str, Any]:
+        if next(calls) < 4:
+            return {"stored": 0, "refused": count, "last_status": -200}
+        return real(self, session, what, size_bytes, count)
+
+    monkeypatch.setattr(EvictionStorm, "_fill", late)
+    record = EvictionStorm(victims).inject(stack)
+    assert record.landed, record.proof
+
+
+def test_a_storm_gives_up_where_nothing_fits(
+    stack: Stack, client: StoreSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victims = put(client, "kept")
+    refused = {"stored": 0, "refused": 64, "last_status": -200}
+    monkeypatch.setattr(EvictionStorm, "_fill", lambda *_, **__: refused)
+    started_s = time.monotonic()
+    record = EvictionStorm(victims).inject(stack)
+    assert not record.landed
+    assert record.proof["victims_left"] == len(victims)
+    assert 1.2 <= time.monotonic() - started_s < 5  # a lease of 0.2 s and one second
 
 
 def test_victims_that_went_without_being_counted_as_evicted_are_no_storm(
