@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from fixtures.stack import Stack
 
 
+CORE_BLOCKS = (1, 2, 3, 16, 62)
+FURTHER_BLOCKS = (0, 4, 8, 32, 64, 100, 127)
+"""Whole blocks of a prompt. 127 of 32 tokens are the most that fit into the 4,096 tokens of the ready stacks beside an answer; of 0
+there is one length, a single token, of which nothing can be reused."""
+
+
 class Boundary(Gate):
     """Claim: at every prompt length around a block boundary, an external hit covers exactly the whole blocks before the
     last token, and the answer is that of the engine's own cache.
@@ -52,9 +58,10 @@ class Boundary(Gate):
     )
 
     def cases(self) -> Iterable[Case]:
-        for blocks in (1, 2, 3, 16, 62):
+        for blocks in (*CORE_BLOCKS, *FURTHER_BLOCKS):
             for name, length in boundary_lengths(blocks, 32).items():
-                yield Case(f"{self.id}.{name}", {"blocks": blocks, "offset": length - 32 * blocks}, smoke=blocks == 3)
+                params = {"blocks": blocks, "offset": length - 32 * blocks}
+                yield Case(f"{self.id}.{name}", params, smoke=blocks == 3, core=blocks in CORE_BLOCKS)
 
     def collect(self, stack: Stack, case: Case) -> None:
         calibrate(stack)
