@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from fixtures.errors import HarnessError
-from fixtures.faults import CorruptValues, DeleteKeys, EvictionStorm, ExpireLeases, FullPool, LoseDisk, LoseTier, disk
+from fixtures.faults import (
+    CorruptValues,
+    DeleteKeys,
+    EvictionStorm,
+    ExpireLeases,
+    FullPool,
+    LoseDisk,
+    LoseTier,
+    disk,
+    pool,
+)
 from fixtures.faults.pool import EVICTED
 from fixtures.stack import Stack
 from fixtures.store_session import StoreSession
@@ -108,6 +118,9 @@ def test_refused_puts_are_no_work_done(stack: Stack, client: StoreSession, monke
         return real(self, session, what, size_bytes, count)
 
     monkeypatch.setattr(EvictionStorm, "_fill", late)
+    monkeypatch.setattr(
+        pool, "wait_for_room", lambda stack: False
+    )  # nothing is full: it would only use up the storm's patience
     record = EvictionStorm(victims).inject(stack)
     assert record.landed, record.proof
 
