@@ -135,7 +135,7 @@ def test_a_storm_gives_up_where_nothing_fits(
     record = EvictionStorm(victims).inject(stack)
     assert not record.landed
     assert record.proof["victims_left"] == len(victims)
-    assert 1.2 <= time.monotonic() - started_s < 5  # a lease of 0.2 s and one second
+    assert 1.2 <= time.monotonic() - started_s < 20  # a lease of 0.2 s and one second
 
 
 def test_victims_that_went_without_being_counted_as_evicted_are_no_storm(
