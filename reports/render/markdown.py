@@ -114,10 +114,9 @@ def _table(board: Scoreboard) -> str:
 
 def _closures(board: Scoreboard) -> str:
     """Worth a table where at least one hole was tried with other settings."""
-    found = closures.holes(row.verdict for row in board.rows)
-    if not any(hole.others for hole in found):
+    rows = [[*hole.row()] for hole in closures.holes(row.verdict for row in board.rows) if hole.others]
+    if not rows:
         return ""
-    rows = [[*hole.row()] for hole in found if hole.others]
     return "\n".join(["## Which settings close which hole", "", *table([*closures.HEADS], rows), ""])
 
 

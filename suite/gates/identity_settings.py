@@ -95,6 +95,19 @@ def _in_two(flag: str) -> Callable[[Stack], dict[str, Any]]:
     return changes
 
 
+def _backend(name: str) -> Setting:
+    """One function with other kernels, and perhaps another layout of blocks. A CPU has one backend."""
+    return Setting(
+        "the attention backend",
+        "the host's default",
+        name,
+        _args("--attention-backend", name),
+        changes_answers=False,
+        may_lack=True,
+        needs=("gpu",),
+    )
+
+
 _ROPE = json.dumps({"rope_parameters": {"rope_type": "default", "rope_theta": OTHER_BASE}})
 
 SETTINGS: dict[str, Setting] = {
@@ -140,24 +153,10 @@ SETTINGS: dict[str, Setting] = {
         may_lack=True,
         needs=("gpu",),  # the CPU's one backend has one order
     ),
-    "triton": Setting(
-        "the attention backend",
-        "the host's default",
-        "TRITON_ATTN",
-        _args("--attention-backend", "TRITON_ATTN"),
-        changes_answers=False,
-        may_lack=True,
-        needs=("gpu",),
-    ),
-    "flashinfer": Setting(  # the default of other GPUs than Hopper: a fleet of two kinds differs in it unasked
-        "the attention backend",
-        "the host's default",
-        "FLASHINFER",
-        _args("--attention-backend", "FLASHINFER"),
-        changes_answers=False,
-        may_lack=True,
-        needs=("gpu",),
-    ),
+    "triton": _backend("TRITON_ATTN"),
+    "flashinfer": _backend(
+        "FLASHINFER"
+    ),  # the default of other GPUs than Hopper: a fleet of two kinds differs in it unasked
     "tensor-parallel": Setting(
         "the tensor-parallel size",
         "1",

@@ -113,12 +113,16 @@ _FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 
 def _own_words(log: Sequence[str]) -> str:
     """The last line of a log that says an error with its message, and not only where to find it; else what comes nearest."""
-    lines = [line.strip() for line in log if line.strip()]
+    lines = [line.strip() for line in log if line.strip() and not _WARNED.search(line)]
     failed = [line for line in lines if _FAILED.search(line)]
     said = [line for line in failed if _SAID.search(line)]
     cause = [line for line in said if "root cause" not in line]
     return (cause or said or failed or lines or ["nothing"])[-1][:300]
 
+
+_WARNED = re.compile(r"\bWARNING\b")
+"""A warning can name an error that has not happened (of the limit of open files at every start: "errors like `OSError: ..."). It is no
+word of a failure, and a slow engine that only warned is not one that lacks something."""
 
 _SAID = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S")
 """An error with its message, and not the line of a traceback that raises it."""

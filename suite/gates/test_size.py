@@ -20,6 +20,7 @@ from suite.gates.judging import judge_arms
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
     from fixtures.stack import Stack
+    from suite.workload.prompts import Prompt
 
 DEEP_MODEL = "tiny-deep"
 DEEP_MAX_LEN = 12288
@@ -106,11 +107,7 @@ class LoadSize(Gate):
         saver, reader = stack.names[0], stack.names[1]
         tokens = case.params["blocks"] * stack.engines[saver].facts.block_tokens + 1
         prompt = stack.prompts(case.id).fresh("x", tokens)
-        settle_saves(stack)
-        before = stack.keys()
-        answered = reuse_arms(stack, case.id, prompt, saver, reader)
-        if case.params.get("owners"):
-            record_owners(stack, saver, stack.keys() - before, case.id)
+        answered = self._arms_by_owner(stack, case, prompt)
         with stack.phase(case.id, "repeated"):
             for again in ("2", "3") if answered else ():
                 stack.reset_local_cache(reader)
@@ -123,6 +120,18 @@ class LoadSize(Gate):
                 stack.reset_local_cache(reader)
                 stack.ask_measured(reader, prompt, RESTED)
         stack.scan_logs(case.id)
+
+    @staticmethod
+    def _arms_by_owner(stack: Stack, case: Case, prompt: Prompt) -> bool:
+        """``reuse_arms``; where the case is about owners, with the fact of where the blocks lie."""
+        saver, reader = stack.names[0], stack.names[1]
+        if not case.params.get("owners"):  # a pool of which nobody may ask that is judged by size all the same
+            return reuse_arms(stack, case.id, prompt, saver, reader)
+        settle_saves(stack)
+        before = stack.keys()
+        answered = reuse_arms(stack, case.id, prompt, saver, reader)
+        record_owners(stack, saver, stack.keys() - before, case.id)
+        return answered
 
     def judge(self, history: History) -> r.Verdict:
         extra = [*_owner_findings(history), *_idle_findings(history)]

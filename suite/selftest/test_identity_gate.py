@@ -312,6 +312,14 @@ def test_an_engine_that_is_neither_ready_nor_dead_lacks_the_setting_only_where_i
     assert judged(Made(attempt="neither")).outcome is r.Outcome.HARNESS_ERROR
 
 
+def test_a_warning_that_names_an_error_is_no_failure() -> None:
+    """Of every start on a host with a small limit; the engine is only slow."""
+    warned = "(APIServer pid=1) WARNING 11-30 13:37:39 [utils.py:255] can cause errors like `OSError: [Errno 24] Too many open files`"
+    slow = Made(attempt="neither", params={"may_lack": True}, words=("INFO loading",), log=warned, log_unit="variant")
+    assert judged(slow).outcome is r.Outcome.HARNESS_ERROR
+    assert "its own words: INFO loading" in judged(slow).got
+
+
 def test_a_traceback_in_the_log_does_not_pass() -> None:
     assert judged(Made(log="Traceback (most recent call last):")).finding == CODE.UNEXPLAINED_LOG
 
