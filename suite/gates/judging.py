@@ -293,12 +293,14 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
 
 
 def _of_both(f: r.Finding) -> r.Finding:
-    """What is wrong over the pool's blocks and over the saver's own cache alike is not the pool's doing, and says so."""
+    """What is wrong over the pool's blocks and over the saver's own cache alike was wrong before it was read from the pool, and says so.
+
+    Not that the pool is innocent: an engine with a connector looks its own cache up in other ways than one without (seen in vLLM 0.26.0
+    with a model that keeps states), and may have saved what it never computed.
+    """
     if f.code is not r.FindingCode.WRONG_ANSWER:
         return f
-    own = (
-        "the saver's own prefix cache gives the same answer, so it is the engine's caching that is wrong, not the pool"
-    )
+    own = "the saver's own prefix cache gives the same answer, so it was wrong before any block was read from the pool"
     return msgspec.structs.replace(f, message=f"{f.message}; {own}")
 
 

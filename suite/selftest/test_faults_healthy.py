@@ -45,6 +45,8 @@ class Well:
     asked: r.Observation = field(default_factory=answer)
     saved: r.Observation = field(default_factory=answer)
     read: r.Observation = field(default_factory=answer)
+    again: r.Observation = field(default_factory=answer)
+    """What the saver says when it is asked for its own prompt once more."""
     read_tokens: float = REUSABLE
     usage: float = 0.0
     running: float = 0.0
@@ -78,8 +80,8 @@ class Well:
     def prompts(self, label: str, engine: str) -> Any:
         return SimpleNamespace(fresh=lambda name, tokens: (1,) * tokens)
 
-    def ask(self, *args: Any, **more: Any) -> r.Observation:
-        return self.asked
+    def ask(self, engine: str, prompt: Any, *args: Any, **more: Any) -> r.Observation:
+        return self.again if len(prompt) > 100 else self.asked
 
     def save(self, *args: Any, **more: Any) -> r.Observation:
         return self.saved
@@ -128,10 +130,19 @@ def test_a_well_stack_is_clean_again() -> None:
             "e0 to e1: 992 tokens read from the pool, the response says 960, 992 expected",
         ),
         ({"read": answer(output_token_ids=(1, 3))}, "e0 to e1: another answer than the saver's"),
+        ({"again": answer(http_status=500, error="boom")}, "e0, asked again: status 500 boom"),
+        (
+            {"again": answer(cached_tokens=0)},
+            "e0, asked again: the response says 0 tokens, 992 expected",
+        ),
     ],
 )
 def test_one_thing_wrong_is_one_complaint(wrong: dict[str, Any], complaint: str) -> None:
     assert proven(**wrong)[0][0] == complaint
+
+
+def test_another_answer_to_the_whole_prompt_at_once_is_noise_of_its_shape() -> None:
+    assert proven(saved=answer(output_token_ids=(7, 7), cached_tokens=0))[0] == []
 
 
 def test_what_cannot_be_asked_is_a_complaint_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

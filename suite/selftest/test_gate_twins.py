@@ -43,7 +43,7 @@ def test_as_far_as_a_wrong_block_it_is_wrong() -> None:
     found = judged(cold=1.1 * WRONG_NAT)
     assert (found.outcome, found.finding) == (r.Outcome.FAIL, r.FindingCode.WRONG_ANSWER)
     assert "against cold" in found.findings[0].message
-    assert "not the pool" in found.findings[0].message
+    assert "wrong before any block was read from the pool" in found.findings[0].message
 
 
 def test_without_a_twin_that_confirms_it_the_limit_lies_between_noise_and_damage() -> None:
