@@ -13,10 +13,11 @@ not know and skip (and count) kinds they do not know, so that a newer run can be
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -42,7 +43,10 @@ class EvidenceError(ValueError):
 
 
 class EvidenceWriter:
-    """Appends records to one history file. Thread-safe; every record is in the kernel's hands when ``write`` returns."""
+    """Appends records to one history file. Thread-safe; every record is in the kernel's hands when ``write`` returns.
+
+    OSError where the folder or the file cannot be written; the file ends with a whole line all the same.
+    """
 
     def __init__(self, run_dir: Path, worker: str = "main") -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -50,7 +54,7 @@ class EvidenceWriter:
         self.worker = worker
         self.path = run_dir / f"history-{worker}.jsonl"
         self._lock = threading.Lock()
-        self._file: IO[bytes] = self.path.open("ab", buffering=0)
+        self._file: io.FileIO = self.path.open("ab", buffering=0)
         self._records: list[r.Record] = []
         self._listeners: list[Callable[[r.Record], None]] = []
 
@@ -58,10 +62,21 @@ class EvidenceWriter:
         """Append one record."""
         line = _ENCODER.encode(record) + b"\n"
         with self._lock:
-            self._file.write(line)
+            self._append(line)
             self._records.append(record)
         for listener in self._listeners:
             listener(record)
+
+    def _append(self, line: bytes) -> None:
+        """All of a line or nothing: a full disk takes a part, and a torn line with others after it costs a reader the file."""
+        begin = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            os.ftruncate(self._file.fileno(), begin)
+            raise
 
     def listen(self, listener: Callable[[r.Record], None]) -> None:
         """Call ``listener`` after each record (progress display)."""

@@ -90,6 +90,8 @@ class FakePool:
 
     def close(self):
         say("close")
+        if os.environ.get("FAKE_INTERRUPT"):
+            raise KeyboardInterrupt
         return ["/dev/shm/psm_left"] if os.environ.get("FAKE_LEFTOVER") else []
 
 

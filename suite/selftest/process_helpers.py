@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -99,3 +100,14 @@ def shm_told(told: dict[str, object]) -> set[str]:
     logs = told["logs"]
     assert isinstance(logs, list)
     return set(logs[0][0].split())
+
+
+@contextlib.contextmanager
+def no_room_after(size_bytes: int) -> Iterator[None]:
+    """Files cannot grow beyond a size: a write takes what fits and the next one fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -68,6 +68,7 @@ from fixtures.runtimes.process import ProcessRuntime
 from fixtures.waiting import wait_for
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it as ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup started this one
 folder, guard = Path(sys.argv[1]), sys.argv[2] == "guard"
 runtime = ProcessRuntime(folder, guard=guard)
 programs = json.loads(sys.argv[3])

@@ -55,6 +55,19 @@ def test_a_freeze_stops_every_thread_and_its_heal_lets_the_master_answer_again(s
     assert not stack.dirty
 
 
+def test_every_fault_is_healed_although_none_can_be_recorded(stack: Stack) -> None:
+    def full(record: r.Record) -> None:
+        raise OSError("no space left")
+
+    for fault in (Freeze("master"), Freeze("master")):
+        assert fault.inject(stack).landed
+    stack.record = full
+    with pytest.raises(OSError, match="no space"):
+        stack.heal_all()
+    assert stack.faults_active == []
+    assert process_state(stack.handle("master").pid) != "T"
+
+
 def test_a_kill_lands_and_a_revived_master_has_the_same_address(stack: Stack) -> None:
     assert stack.store is not None
     fault = Kill("master")

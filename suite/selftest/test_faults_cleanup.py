@@ -13,31 +13,40 @@ import psutil
 import pytest
 
 from fixtures import netfilter
-from fixtures.runtimes.proc import find_tree
+from fixtures.runtimes.proc import ProcessId, find_tree, is_alive
 from fixtures.runtimes.process import clean_dead_runs
 from suite.selftest.process_helpers import PROJECT, until
 
 pytestmark = [pytest.mark.selftest, pytest.mark.slow, pytest.mark.needs("cpu-stack", "nft")]
 
 RUN = """
-import json, signal, sys
+import json, os, signal, sys, threading
 from pathlib import Path
 from fixtures.faults import DropLink, Freeze
+from fixtures.runtimes.proc import scan
+from fixtures.store_session import StoreSession
+from fixtures.waiting import wait_for
 from suite.selftest.store_stack import store_stack
 
 with store_stack(Path(sys.argv[1]), 'mode = "standalone"\\nowners = 1') as stack:
     for fault in (DropLink("data", "owner0"), Freeze("owner0"), Freeze("master")):
         assert fault.inject(stack).landed
+    before = set(scan())
+    threading.Thread(target=StoreSession(stack, connect_bound_s=100.0).__enter__, daemon=True).start()
+    children = lambda: [s.id for s in scan().values() if s.pid not in before and s.ppid == os.getpid()]
+    helpers, _ = wait_for("the client", lambda: children() or None, bound_s=10.0, bound_source="selftest", poll_s=0.01)
     told = {
         "run": stack.handle("master").marker.partition("/")[0],
         "pids": [p.pid for unit in stack.units().values() for p in unit.processes()],
+        "helpers": helpers,
         "ports": [port for unit in stack.units().values() for port in unit.launch.ports],
     }
     print(json.dumps(told), flush=True)
     while True:
         signal.pause()
 """
-"""A run in small with three active faults: RUN <folder>."""
+"""A run in small with three active faults and a store client of the suite's own that waits for the frozen master (it would for
+more than a minute): RUN <folder>."""
 
 
 def tables_of(told: dict[str, Any]) -> list[str]:
@@ -62,6 +71,7 @@ def left(state: Path, told: dict[str, Any]) -> list[str]:
     """Everything of the run that can still be seen."""
     found = [f"process {stat.pid} ({stat.comm}, {stat.state})" for stat in find_tree(told["run"])]
     found += [f"pid {pid}" for pid in told["pids"] if psutil.pid_exists(pid) and _is_ours(pid)]
+    found += [f"helper {pid}" for pid, ticks in told["helpers"] if is_alive(ProcessId(pid, ticks))]
     found += [f"table {name}" for name in tables_of(told)]
     listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     found += [f"port {port}" for port in told["ports"] if port in listening]

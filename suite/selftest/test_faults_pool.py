@@ -231,6 +231,16 @@ def test_a_lost_disk_needs_a_disk_and_files_on_it(stack: Stack, tmp_path: Path) 
 TIERED = STORE.replace("ssd_bytes = 0", "ssd_bytes = 268435456")
 
 
+def test_what_lies_on_the_disk_tier_is_no_evidence_and_goes_with_the_stack(tmp_path: Path) -> None:
+    with store_stack(tmp_path, TIERED) as tiered, StoreSession(tiered) as client:
+        put(client, "tiered")
+        until(
+            lambda: [path for path in (tmp_path / "owner0" / "ssd").rglob("*") if path.is_file()], "files of the tier"
+        )
+    assert not (tmp_path / "owner0" / "ssd").exists()
+    assert (tmp_path / "owner0" / "log.txt").exists()
+
+
 def test_a_lost_tier_takes_what_memory_has_evicted(tmp_path: Path) -> None:
     with store_stack(tmp_path, TIERED) as tiered, StoreSession(tiered) as client:
         keys = put(client, "tiered")

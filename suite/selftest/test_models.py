@@ -250,6 +250,16 @@ def test_impossible_spec_is_refused(tmp_path: Path, changes: dict[str, object], 
         ensure_model(replace(TINY["tiny-base"], **changes), tmp_path)
 
 
+def test_a_user_without_a_home_is_told_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KVGATES_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(UsageError, match=r"home directory.*KVGATES_CACHE"):
+        resolve_model("tiny-base")
+
+
 def test_unwritable_cache_names_the_mend(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file, not a folder")
     with pytest.raises(UsageError, match="KVGATES_CACHE"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 import fixtures.models  # noqa: F401 - pytester forgets what an inner run imports, and numpy cannot be imported twice
 from fixtures.waiting import wait_for
 from reports import records as r
-from reports.evidence import load_run
+from reports.evidence import EvidenceWriter, load_run
 from reports.render import json as verdicts_json
 from suite.selftest.fake_gates import CONFTEST, FAKE, TESTS
 
@@ -243,6 +245,7 @@ BAD_OPTIONS = [
     ("--model=/nowhere/at/all", "--model /nowhere/at/all: *"),
     ("--reference=none", "--reference none: one of salt, engine"),
     ("--evidence=fake.toml", "--evidence fake.toml: is a file; give a folder"),
+    ("--evidence=fake.toml/x", "--evidence fake.toml/x: */fake.toml is a file; give a folder"),
     ("--expect=nowhere", "--expect nowhere: no such file*"),
     ("--require=gpu,tape", "--require tape: one of *"),
     ("--scope=half", "--scope half: one of core, full"),
@@ -269,6 +272,41 @@ def test_bad_input_found_while_starting_the_stack_stops_the_run_with_4(tree: Tre
     result.stdout.fnmatch_lines(["usage: --stack: port 1 is in use; choose another"])
     result.stdout.no_fnmatch_line("*Traceback*")
     assert not any("collect" in line for line in tree.pool_log)
+
+
+def test_an_evidence_folder_that_cannot_be_written_is_4_before_anything_starts(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's answer is made up: root may write anywhere but to what is mounted read-only."""
+    tree.gates('case("P.a", "1")')
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tree.path and allowed(path, mode))
+    result = tree.run("-m", "gates", "--evidence=in/here")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"ERROR: --evidence in/here: nothing can be written to {tree.path}; give another*"])
+    assert tree.pool_log == []
+
+
+def test_an_evidence_folder_without_room_stops_the_run_with_4_and_keeps_what_it_has(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(self: EvidenceWriter, line: bytes) -> None:
+        if b"P.a.2" in line:
+            full.append(True)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(self, line)
+
+    full: list[bool] = []
+    whole = EvidenceWriter._append
+    monkeypatch.setattr(EvidenceWriter, "_append", append)
+    tree.gates(*(f'case("P.a", "{n}")' for n in (1, 2, 3)))
+    result = tree.run("-m", "gates")
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["usage: --evidence *: No space left on device; give a folder that can be written to*"])
+    result.stdout.fnmatch_lines(["1 PASS, 2 NOT RUN"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    assert tree.pool_log[-1] == "close"
 
 
 def test_the_header_shows_the_effective_stack_and_every_option(tree: Tree) -> None:
@@ -434,6 +472,15 @@ def test_an_interrupt_closes_the_pool_and_keeps_what_was_judged(tree: Tree, monk
     history = load_run(tree.run_dir).history
     assert [v.case_id for v in history.of(r.Verdict)] == ["P.a.1"]
     assert not history.for_case("P.a.2").complete
+
+
+def test_a_second_interrupt_costs_no_summary(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_INTERRUPT", "1")
+    tree.gates('case("P.a", "1", verdict="fail")', 'case("P.a", "2", collect="interrupt")')
+    result = tree.run("-m", "gates")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["1 FAIL, 1 NOT RUN", "left behind, *: interrupted again: *", "evidence: *"])
+    assert load_run(tree.run_dir).history.of(r.RunFinished)
 
 
 def test_a_killed_run_keeps_readable_evidence_and_can_be_resumed(tree: Tree) -> None:

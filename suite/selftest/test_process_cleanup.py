@@ -205,7 +205,7 @@ def test_the_guardian_cleans_up_at_once(state: Path, tmp_path: Path) -> None:
         assert not Path(str(told["short"])).exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_cleans_up_in_order(state: Path, tmp_path: Path, signum: signal.Signals) -> None:
     with runner(tmp_path, "guard", e0="print('up', flush=True)\n" + ENDLESS) as (run, told):
         run.send_signal(signum)

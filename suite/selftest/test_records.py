@@ -8,6 +8,7 @@ import pytest
 from reports import records as r
 from reports.evidence import EvidenceError, EvidenceWriter, load_run
 from suite.contract import HOST_PAUSED, Gate, outcome_of, safe_judge
+from suite.selftest.process_helpers import no_room_after
 
 pytestmark = pytest.mark.selftest
 
@@ -71,6 +72,18 @@ def test_a_line_cut_short_by_a_kill_loses_only_itself(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert [o.request_id for o in run.history.of(r.Observation)] == ["1"]
     assert run.skipped == {"cut short": 1}
+
+
+def test_a_full_disk_tears_no_line(tmp_path: Path) -> None:
+    """What is written after room was made must not follow half a line: nobody could read the file."""
+    writer = opened(tmp_path)
+    writer.write(case("X.gate.a"))
+    with no_room_after(writer.path.stat().st_size + 10), pytest.raises(OSError, match="too large"):
+        writer.write(observation("1"))
+    writer.write(observation("2"))
+    (history,) = load_run(tmp_path).histories.values()
+    assert [x.request_id for x in history.of(r.Observation)] == ["2"]
+    assert list(history) == list(writer.history())
 
 
 def test_a_broken_line_in_the_middle_is_an_error_with_its_place(tmp_path: Path) -> None:

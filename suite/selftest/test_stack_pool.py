@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,3 +64,39 @@ def test_a_stack_of_which_a_unit_is_gone_is_not_handed_out_again(
     finally:
         progress.close()
     assert [x.reason for x in records if isinstance(x, r.StackDown)] == ["e0 ended"]
+
+
+@pytest.mark.parametrize("where", ["heal_all", "client", "store"])
+def test_an_interrupt_on_the_way_to_the_units_does_not_leave_them_running(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    closed: list[str] = []
+
+    def note(name: str) -> list[str]:
+        closed.append(name)
+        return []
+
+    class Builder:
+        def __init__(self, spec: StackSpec, stack_id: str, *_: object) -> None:
+            parts = {name: SimpleNamespace(close=partial(note, name)) for name in ("client", "store", "runtime")}
+            self.stack = SimpleNamespace(spec=spec, stack_id=stack_id, dirty=False, heal_all=list, units=dict, **parts)
+
+        def start(self) -> None:
+            if where == "heal_all":
+                self.stack.heal_all = interrupted
+            else:
+                getattr(self.stack, where).close = interrupted
+
+    monkeypatch.setattr("fixtures.stack_pool.builder_of", lambda spec: Builder)
+    progress = open_progress()
+    try:
+        pool = StackPool(tmp_path, lambda record: None, progress)
+        pool.acquire(load_spec("cpu"))
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    finally:
+        progress.close()
+    assert closed == [name for name in ("client", "store", "runtime") if name != where]
