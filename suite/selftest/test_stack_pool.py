@@ -7,6 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fixtures import capabilities
+from fixtures.capabilities import Capability
+from fixtures.errors import Untestable
 from fixtures.progress import open_progress
 from fixtures.spec import StackSpec, load_spec
 from fixtures.stack_pool import StackPool
@@ -63,3 +66,14 @@ def test_a_stack_of_which_a_unit_is_gone_is_not_handed_out_again(
     finally:
         progress.close()
     assert [x.reason for x in records if isinstance(x, r.StackDown)] == ["e0 ended"]
+
+
+def test_a_gpu_stack_is_not_brought_up_on_a_host_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engines would start on the CPU, and their verdicts would be a GPU stack's."""
+    monkeypatch.setattr(capabilities, "probe", lambda word: Capability(False, "no /dev/nvidia0", "run elsewhere"))
+    progress = open_progress()
+    try:
+        with pytest.raises(Untestable, match="needs gpu: stack 'gpu-shared' has platform = 'cuda', and here: no /dev"):
+            StackPool(tmp_path, lambda record: None, progress).acquire(load_spec("gpu-shared"))
+    finally:
+        progress.close()
