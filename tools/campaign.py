@@ -8,7 +8,6 @@ goes on: finished runs are left alone, cut ones are resumed, so the verdicts tha
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from fixtures.arguments import Parser
 from fixtures.errors import UsageError
 from tools.named import read_named
 
@@ -229,7 +229,7 @@ def _least_s(run: Run) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 when all of the plan is done, 1 when something is left, 4 for bad input, 130 when it was interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m tools.campaign", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m tools.campaign", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("plan", help="a TOML file, or the name of one in tools/plans")
     parser.add_argument("--work", type=Path, required=True, help="folder of the evidence; the next call goes on there")
     parser.add_argument("--out", type=Path, required=True, help="folder that the packed evidence of this call goes to")

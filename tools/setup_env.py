@@ -8,7 +8,6 @@ failed (with its log), 4 something the caller has to mend (one line).
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import hashlib
 import os
@@ -28,6 +27,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever PYTHON names: on
 
 import tomllib
 
+from fixtures.arguments import Parser
 from tools import programs
 from tools.logged import ROOT, log_tail, run_logged, say
 
@@ -236,6 +236,8 @@ def apt_install(packages: Sequence[str], reason: str, place: Place) -> None:
 
 def make_venv(place: Place) -> None:
     """Create the environment unless it is there. Raises SetupError when it is of another Python."""
+    if place.venv.exists() and not place.venv.is_dir():
+        raise SetupError(f"VENV={place.venv}: is no folder; give another")
     if place.python.exists():
         probe = [str(place.python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         have = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip()
@@ -322,7 +324,7 @@ def verify(requirements: Requirements, place: Place) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="setup_env", description=__doc__)
+    parser = Parser(prog="setup_env", description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument(
         "--extras", default="", help="comma-separated extras of pyproject.toml, or none; dev is always added"
