@@ -9,13 +9,15 @@ failed (with its log), 4 something the caller has to mend (one line).
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,6 +236,19 @@ def apt_install(packages: Sequence[str], reason: str, place: Place) -> None:
         raise SetupError(f"{reason}, and apt failed; its last lines:\n{log_tail(place.log)}", code=1)
 
 
+@contextmanager
+def alone(place: Place) -> Iterator[None]:
+    """One set-up of an environment at a time: two pips in one folder leave half of each other's files there."""
+    STAMPS.mkdir(exist_ok=True)
+    with place.stamp.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another set-up of {place.venv} is under way; waiting for it to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def make_venv(place: Place) -> None:
     """Create the environment unless it is there. Raises SetupError when it is of another Python."""
     if place.venv.exists() and not place.venv.is_dir():
@@ -332,12 +347,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch-index", default=TORCH_INDEX)
     given = parser.parse_args(argv)
     place = Place(given.venv.absolute())
+    try:
+        with alone(place):
+            return set_up(given.extras, given.torch_index, place)
+    except KeyboardInterrupt:
+        sys.stderr.write("setup: interrupted; run it again to go on where it stopped\n")
+        return 130
+
+
+def set_up(asked: str, torch_index: str, place: Place) -> int:
+    """Install what is asked for, unless it is there. Returns the exit code."""
     started = time.monotonic()
     try:
-        extras = choose_extras(given.extras, place)
+        extras = choose_extras(asked, place)
         requirements = read_requirements(ROOT / "pyproject.toml", extras)
         refuse_change_of_platform(requirements.platform, place)
-        key = key_of(requirements, given.torch_index)
+        key = key_of(requirements, torch_index)
         if place.recorded() == (extras, key):
             say(f"nothing to do: {place.venv} is as pyproject.toml asks ({','.join(extras) or HARNESS_ALONE})")
             return 0
@@ -347,16 +372,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if requirements.platform is not None and (missing := missing_libraries()):
             packages = [LIBRARIES[library] for library in missing]
             apt_install(packages, f"system libraries are missing: {', '.join(missing)}", place)
-        install(requirements, place, given.torch_index)
+        install(requirements, place, torch_index)
         verify(requirements, place)
         if requirements.platform is not None:
             programs.tell_missing(place.venv)
     except SetupError as exc:
         sys.stderr.write(f"setup: {exc}\n")
         return exc.code
-    except KeyboardInterrupt:
-        sys.stderr.write("setup: interrupted; run it again to go on where it stopped\n")
-        return 130
     place.record(extras, key)
     say(f"ready in {time.monotonic() - started:.0f} s: {place.venv}")
     return 0
