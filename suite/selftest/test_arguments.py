@@ -1,13 +1,16 @@
 """Commands of the tree: an option that they do not know is one line and exit code 4, and nothing is done."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fixtures.errors import UsageError
 from reports import __main__ as reports_main
 from reports.evidence import EvidenceError, read_history
+from suite.workload.exchange import look_up
 
 pytestmark = pytest.mark.selftest
 
@@ -53,3 +56,8 @@ def test_a_record_nested_without_end_names_its_line(tmp_path: Path) -> None:
     path.write_text('{"kind":"fact","value":' + "[" * 100_000 + "\n")
     with pytest.raises(EvidenceError, match=r"history-main\.jsonl:1: not a record"):
         read_history(path)
+
+
+def test_a_url_that_cannot_be_taken_apart_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^http://\[bad: .*give http://HOST:PORT"):
+        asyncio.run(look_up("http://[bad", "/v1/completions", {}))

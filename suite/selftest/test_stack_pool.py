@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import capabilities
 from fixtures.capabilities import Capability
-from fixtures.errors import Untestable
+from fixtures.errors import Untestable, UsageError
 from fixtures.progress import open_progress
 from fixtures.spec import StackSpec, load_spec
 from fixtures.stack_pool import StackPool
@@ -77,3 +77,17 @@ def test_a_gpu_stack_is_not_brought_up_on_a_host_without_a_gpu(tmp_path: Path, m
             StackPool(tmp_path, lambda record: None, progress).acquire(load_spec("gpu-shared"))
     finally:
         progress.close()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid", "x" * 300, ".", ""])
+def test_an_address_that_no_unit_could_bind_is_one_line(tmp_path: Path, host: str) -> None:
+    """Nothing is started: 203.0.113.0/24 is for documentation, and no host has an address of it."""
+    progress = open_progress()
+    records: list[r.Record] = []
+    try:
+        with pytest.raises(UsageError, match=r"^stack cpu: host = ") as caught:
+            StackPool(tmp_path, records.append, progress).acquire(load_spec("cpu").with_changes(host=host))
+    finally:
+        progress.close()
+    assert "\n" not in str(caught.value)
+    assert [type(record) for record in records] == [r.StackDown]
