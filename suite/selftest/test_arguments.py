@@ -61,3 +61,13 @@ def test_a_record_nested_without_end_names_its_line(tmp_path: Path) -> None:
 def test_a_url_that_cannot_be_taken_apart_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"^http://\[bad: .*give http://HOST:PORT"):
         asyncio.run(look_up("http://[bad", "/v1/completions", {}))
+
+
+@pytest.mark.parametrize("source", ["fleet.toml", "x" * 300])
+def test_a_fleet_that_is_not_there_is_named_without_an_option_that_is_not_there_either(source: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fixtures.identity", source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith(f"usage: {source[:80]}")
+    assert len(done.stderr.splitlines()) == 1
