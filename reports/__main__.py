@@ -131,12 +131,15 @@ def _compare(options: argparse.Namespace, gates: dict[str, Gate] | None) -> int:
 
 def _load(name: str) -> LoadedRun:
     path = Path(name)
-    if not path.exists():
-        raise Usage(f"{name}: no such run; give the folder of a run, e.g. reports/out/<run>")
     try:
-        return load_run(path)
+        if name and path.exists():
+            run = load_run(path)
+            if not any(record for history in run.histories.values() for record in history):
+                raise Usage(f"{name}: no record of a run in it; nothing can be judged or shown")
+            return run
     except OSError as exc:
         raise Usage(f"{name}: cannot be read: {exc}") from exc
+    raise Usage(f"{name or 'an empty name'}: no such run; give the folder of a run, e.g. reports/out/<run>")
 
 
 def _scoreboard(run: LoadedRun, run_dir: Path, gates: dict[str, Gate] | None) -> Scoreboard:

@@ -138,7 +138,7 @@ def read_history(path: Path) -> tuple[History, dict[str, int]]:
             continue
         try:
             item = decode_line(line)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, RecursionError) as exc:  # the latter: lists in lists without end
             if number == len(lines):  # no newline after it: the writer was killed inside this line
                 skipped["cut short"] = skipped.get("cut short", 0) + 1
                 continue

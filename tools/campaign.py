@@ -8,7 +8,6 @@ goes on: finished runs are left alone, cut ones are resumed, so the verdicts tha
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from fixtures.arguments import Parser
 from fixtures.errors import UsageError
 from tools.named import read_named
 
@@ -35,6 +35,8 @@ PACK_S = 8.0
 PIECE_BYTES = 15 << 20
 """Largest file that is written; longer archives come in numbered pieces."""
 POLL_S = 0.5
+LONGEST_S = 7 * 86400.0
+"""Largest budget that is taken for one: NaN and infinity are none."""
 ENOUGH = signal.SIGTERM
 """The suite takes it like Ctrl-C, and unlike that one it is never inherited as ignored."""
 RESUMABLE = "history"
@@ -98,6 +100,11 @@ def earlier_outcome(work: Path) -> Outcome | None:
         return msgspec.json.decode((work / DONE).read_bytes(), type=Outcome)
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as exc:
+        raise UsageError(
+            f"--work {work.parent}: {work / DONE}: no outcome of a run can be read there: {exc}; give another folder,"
+            " or remove the file to go on with the run"
+        ) from exc
 
 
 class Going:
@@ -136,6 +143,16 @@ class Going:
             self.process.send_signal(ENOUGH)
         return True
 
+    def interrupt(self) -> None:
+        """End it before its time: it cleans up after itself, or is killed where it does not."""
+        self.cut = True
+        self.process.send_signal(ENOUGH)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
     def outcome(self) -> Outcome:
         """How it went, written down beside its evidence."""
         before = self.before
@@ -169,8 +186,14 @@ def pack(work: Path, out: Path) -> list[Path]:
 
 def carry_out(plan: Plan, work: Path, out: Path, budget_s: float, say: Callable[[str], None]) -> list[Outcome]:
     """Run what is left of a plan within ``budget_s`` and pack what was run. Raises UsageError for an unusable folder."""
+    if not 0 < budget_s <= LONGEST_S:
+        raise UsageError(f"--budget-s {budget_s:g}: seconds, more than 0 and at most {LONGEST_S:g}")
     end = time.monotonic() + budget_s - PACK_S - STOP_S
-    out.mkdir(parents=True, exist_ok=True)
+    for flag, folder in (("--work", work), ("--out", out)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(f"{flag} {folder}: cannot be made: {exc.strerror}; give another folder") from exc
     found: list[Outcome] = []
     left = [run for run in plan.run if (seen := earlier_outcome(work / run.name)) is None or seen.cut]
     for _, members in groupby(left, key=lambda run: run.group or run.name):
@@ -184,10 +207,8 @@ def carry_out(plan: Plan, work: Path, out: Path, budget_s: float, say: Callable[
                 time.sleep(POLL_S)  # why: polls processes until each ends; bounded by stop_at and STOP_S
         finally:
             for one in going:
-                if one.process.poll() is None:  # interrupted from the keyboard
-                    one.cut = True
-                    one.process.send_signal(ENOUGH)
-                    one.process.wait(STOP_S)
+                if one.process.poll() is None:  # interrupted
+                    one.interrupt()
                 found.append(one.outcome())
                 pack(one.work, out)
         for outcome in found[-len(going) :]:
@@ -197,13 +218,18 @@ def carry_out(plan: Plan, work: Path, out: Path, budget_s: float, say: Callable[
     return found
 
 
+def _interrupted(number: int, _frame: object) -> None:
+    """As Ctrl-C: runs are in sessions of their own, and would go on for hours without the one that ends them in time."""
+    raise KeyboardInterrupt(f"signal {number}")
+
+
 def _least_s(run: Run) -> float:
     return run.expected_s if run.least_s is None else run.least_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 when all of the plan is done, 1 when something is left, 4 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m tools.campaign", description=(__doc__ or "").splitlines()[0])
+    """Exit code 0 when all of the plan is done, 1 when something is left, 4 for bad input, 130 when it was interrupted."""
+    parser = Parser(prog="python -m tools.campaign", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("plan", help="a TOML file, or the name of one in tools/plans")
     parser.add_argument("--work", type=Path, required=True, help="folder of the evidence; the next call goes on there")
     parser.add_argument("--out", type=Path, required=True, help="folder that the packed evidence of this call goes to")
@@ -212,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help="names of runs, with commas")
     given = parser.parse_args(argv)
+    previous = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         plan = load_plan(given.plan)
         if given.only:
@@ -224,6 +251,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as exc:
         sys.stderr.write(f"campaign: {exc}\n")
         return 4
+    except KeyboardInterrupt:
+        sys.stderr.write(f"campaign: interrupted; the next call with --work {given.work} goes on\n")
+        return 130
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     left = [run for run in plan.run if (seen := earlier_outcome(given.work / run.name)) is None or seen.cut]
     return 1 if left else 0
 

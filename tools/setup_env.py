@@ -8,15 +8,16 @@ failed (with its log), 4 something the caller has to mend (one line).
 
 from __future__ import annotations
 
-import argparse
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever PYTHON names: on
 
 import tomllib
 
+from fixtures.arguments import Parser
 from tools import programs
 from tools.logged import ROOT, log_tail, run_logged, say
 
@@ -234,8 +236,23 @@ def apt_install(packages: Sequence[str], reason: str, place: Place) -> None:
         raise SetupError(f"{reason}, and apt failed; its last lines:\n{log_tail(place.log)}", code=1)
 
 
+@contextmanager
+def alone(place: Place) -> Iterator[None]:
+    """One set-up of an environment at a time: two pips in one folder leave half of each other's files there."""
+    STAMPS.mkdir(exist_ok=True)
+    with place.stamp.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another set-up of {place.venv} is under way; waiting for it to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def make_venv(place: Place) -> None:
     """Create the environment unless it is there. Raises SetupError when it is of another Python."""
+    if place.venv.exists() and not place.venv.is_dir():
+        raise SetupError(f"VENV={place.venv}: is no folder; give another")
     if place.python.exists():
         probe = [str(place.python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         have = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip()
@@ -322,7 +339,7 @@ def verify(requirements: Requirements, place: Place) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="setup_env", description=__doc__)
+    parser = Parser(prog="setup_env", description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument(
         "--extras", default="", help="comma-separated extras of pyproject.toml, or none; dev is always added"
@@ -330,12 +347,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch-index", default=TORCH_INDEX)
     given = parser.parse_args(argv)
     place = Place(given.venv.absolute())
+    try:
+        with alone(place):
+            return set_up(given.extras, given.torch_index, place)
+    except KeyboardInterrupt:
+        sys.stderr.write("setup: interrupted; run it again to go on where it stopped\n")
+        return 130
+
+
+def set_up(asked: str, torch_index: str, place: Place) -> int:
+    """Install what is asked for, unless it is there. Returns the exit code."""
     started = time.monotonic()
     try:
-        extras = choose_extras(given.extras, place)
+        extras = choose_extras(asked, place)
         requirements = read_requirements(ROOT / "pyproject.toml", extras)
         refuse_change_of_platform(requirements.platform, place)
-        key = key_of(requirements, given.torch_index)
+        key = key_of(requirements, torch_index)
         if place.recorded() == (extras, key):
             say(f"nothing to do: {place.venv} is as pyproject.toml asks ({','.join(extras) or HARNESS_ALONE})")
             return 0
@@ -345,16 +372,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if requirements.platform is not None and (missing := missing_libraries()):
             packages = [LIBRARIES[library] for library in missing]
             apt_install(packages, f"system libraries are missing: {', '.join(missing)}", place)
-        install(requirements, place, given.torch_index)
+        install(requirements, place, torch_index)
         verify(requirements, place)
         if requirements.platform is not None:
             programs.tell_missing(place.venv)
     except SetupError as exc:
         sys.stderr.write(f"setup: {exc}\n")
         return exc.code
-    except KeyboardInterrupt:
-        sys.stderr.write("setup: interrupted; run it again to go on where it stopped\n")
-        return 130
     place.record(extras, key)
     say(f"ready in {time.monotonic() - started:.0f} s: {place.venv}")
     return 0

@@ -78,7 +78,8 @@ class Switch:
         self._asked = 0
         self._stop = threading.Event()
         self.write("ack", pid=os.getpid())
-        threading.Thread(target=self._follow, name="lying-switch", daemon=True).start()
+        self._thread = threading.Thread(target=self._follow, name="lying-switch", daemon=True)
+        self._thread.start()
 
     # Deciding -------------------------------------------------------------------------------------------------------
     def lies(self, defect: str) -> bool:
@@ -143,6 +144,7 @@ class Switch:
     def close(self) -> None:
         """Stop following; for tests."""
         self._stop.set()
+        self._thread.join()  # else it may yet write into the closed file
         self._journal.close()
 
 

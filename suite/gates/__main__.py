@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 
+from fixtures.arguments import Parser
 from suite.contract import Gate
 from suite.gates import registry
 
@@ -59,4 +60,5 @@ def section(gate: Gate) -> list[str]:
 
 
 if __name__ == "__main__":
+    Parser(prog="python -m suite.gates", description=__doc__).parse_args()
     sys.stdout.write(page())

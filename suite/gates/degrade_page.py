@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from fixtures.arguments import Parser
 from suite.gates import degrade_cells as cells
 from suite.gates.degrade_cells import Cell
 
@@ -53,4 +54,5 @@ def _by_fault(rest: list[Cell]) -> list[str]:
 
 
 if __name__ == "__main__":
+    Parser(prog="python -m suite.gates.degrade_page", description=__doc__).parse_args()
     sys.stdout.write(page())

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_S = 120.0
 """Of `--scope full` without `--soak`: about five faults. `--soak 10m` is the one that says something about growth."""
 
+LONGEST_S = 30 * 86400.0
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -59,9 +61,10 @@ class Soak(Gate):
 def duration_s(text: str) -> float:
     """``10m``, ``90s``, ``1h`` or plain seconds. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--soak {text}: a time such as 10m, 90s or 1h")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    found_s = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if not 0 < found_s <= LONGEST_S:
+        raise UsageError(f"--soak {text[:80]}: a time such as 10m, 90s or 1h, of at most 30 days")
+    return found_s
 
 
 def asked_for(case: Case, soak: str | None, seed: str | None) -> Case:
@@ -70,8 +73,8 @@ def asked_for(case: Case, soak: str | None, seed: str | None) -> Case:
     if soak:
         params["duration_s"] = duration_s(soak)
     if seed:
-        if not seed.isdigit():
-            raise UsageError(f"--soak-seed {seed}: a whole number")
+        if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
+            raise UsageError(f"--soak-seed {seed[:80]}: a whole number of at most 18 digits")
         params["seed"] = int(seed)
     return dataclasses.replace(case, params=params)
 

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +221,28 @@ def test_make_hands_expect_on_only_where_it_was_given(given: list[str], seen: st
     command = ["make", "--no-print-directory", "--eval", show, "show", *given]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.strip() == seen
+
+
+def test_two_set_ups_of_one_environment_do_not_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make test` in a second terminal while `make setup` still installs: two pips in one folder spoil it."""
+    began: list[float] = []
+
+    def set_up(asked: str, torch_index: str, place: setup_env.Place) -> int:
+        began.append(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(setup_env, "STAMPS", tmp_path / "stamps")
+    monkeypatch.setattr(setup_env, "set_up", set_up)
+    words = ["--venv", str(tmp_path / "venv")]
+    with ThreadPoolExecutor(1) as pool:
+        with setup_env.alone(setup_env.Place(tmp_path / "venv")):
+            second = pool.submit(setup_env.main, words)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            ended = time.monotonic()
+        assert second.result(timeout=30) == 0
+    assert began[0] >= ended
+    said = capsys.readouterr()
+    assert f"another set-up of {tmp_path / 'venv'} is under way; waiting" in said.out + said.err

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 import tomllib
 from pathlib import Path
 
@@ -148,3 +153,53 @@ def test_the_ready_plans_name_stacks_that_are_there() -> None:
         for one in plan.run:
             if "--stack" in one.pytest:
                 resolve_spec_path(one.pytest[one.pytest.index("--stack") + 1])
+
+
+@pytest.mark.parametrize("budget_s", [float("nan"), float("inf"), 0.0, -5.0])
+def test_a_budget_without_an_end_is_refused(tmp_path: Path, budget_s: float) -> None:
+    with pytest.raises(UsageError, match="--budget-s"):
+        go([run("a", "this")], tmp_path, budget_s)
+    assert not (tmp_path / "work").exists()
+
+
+def test_folders_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("a file")
+    with pytest.raises(UsageError, match=r"--work .*work: cannot be made"):
+        go([run("a", "this")], tmp_path)
+
+
+def test_what_an_earlier_call_left_unreadable_is_one_line_and_stays(tmp_path: Path) -> None:
+    left = tmp_path / "work" / "a" / campaign.DONE
+    left.parent.mkdir(parents=True)
+    left.write_text("{")
+    with pytest.raises(UsageError, match=r"a/campaign.json: no outcome of a run"):
+        go([run("a", "this")], tmp_path)
+    assert left.read_text() == "{"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_campaign_that_is_ended_takes_its_runs_along(tmp_path: Path, signal_number: int) -> None:
+    """They are in sessions of their own: nobody else would end them."""
+    waits = ["timeit", "-n", "1", "-r", "1", "-s", "import os, pathlib, signal", f"pathlib.Path('{tmp_path}/pid').write_text(str(os.getpid())); signal.pause()"]  # fmt: skip
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[[run]]\nname = "a"\nmodule = {json.dumps(waits)}\nexpected_s = 1\nlimit_s = 100\n')
+    words = [str(plan), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.campaign", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        for _ in range(600):
+            if process.poll() is not None or ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+                break
+            time.sleep(0.05)  # why: polls for the run's first act, 30 s at most
+        pid = int((tmp_path / "pid").read_text())
+        try:
+            process.send_signal(signal_number)
+            _, said = process.communicate(timeout=30)
+            assert process.returncode == 130
+            assert said.splitlines() == [
+                f"campaign: interrupted; the next call with --work {tmp_path / 'work'} goes on"
+            ]
+            assert not Path(f"/proc/{pid}").exists()
+        finally:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)

@@ -135,6 +135,26 @@ def test_a_switch_settles_before_it_acknowledges(tmp_path: Path) -> None:
         switch.close()
 
 
+def test_a_closed_switch_writes_nothing_any_more(tmp_path: Path) -> None:
+    """It waits for what is under way: a line after that would end the thread with an error, in whatever test runs then."""
+    settling, settled = threading.Event(), threading.Event()
+
+    def settle() -> None:
+        settling.set()
+        settled.wait(30)
+
+    switch = Switch(tmp_path, "worker", Setting(), KNOWN, settle)
+    (tmp_path / CONTROL_NAME).write_text(json.dumps({"generation": 1}))
+    assert settling.wait(30)
+    closing = threading.Thread(target=switch.close)
+    closing.start()
+    closing.join(0.3)  # as far as it comes
+    settled.set()
+    closing.join(30)
+    assert [line["event"] for line in read_journal(tmp_path / "lying-worker.jsonl")] == ["ack", "ack"]
+    assert not any(thread.name == "lying-switch" for thread in threading.enumerate())
+
+
 # The lying store on plain memory --------------------------------------------------------------------------------------
 class Pool:
     """A store client on a dictionary, with the calls that the connector uses; memory is real, by address."""

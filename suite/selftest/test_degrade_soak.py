@@ -57,7 +57,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1s", "ten minutes", "10d"])
+@pytest.mark.parametrize("text", ["", "0", "-1s", "ten minutes", "10d", "9999999999h", "9" * 5000])
 def test_bad_durations_name_the_option(text: str) -> None:
     with pytest.raises(UsageError, match="--soak"):
         duration_s(text)
@@ -70,6 +70,8 @@ def test_options_change_the_case_and_the_replay_command() -> None:
     assert asked_for(CASE, None, None) == CASE
     with pytest.raises(UsageError, match="--soak-seed"):
         asked_for(CASE, None, "x")
+    with pytest.raises(UsageError, match="--soak-seed"):
+        asked_for(CASE, None, "²")
 
 
 # The judge ----------------------------------------------------------------------------------------------------------

@@ -370,7 +370,7 @@ def test_a_stack_spec_is_a_fleet_too(models: dict[str, str], monkeypatch: pytest
         ),
         ("[[engine]]\nname = 'a'\ncommand = 'vllm serve /m'\n", "two are needed"),
         ("[[engine]]\nname = 'a'\ncommand = 'vllm serve /m'\nseed = 1\n", "unknown field"),
-        ("engine = [", "not readable as TOML"),
+        ("engine = [", "not valid TOML"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_4(

@@ -250,10 +250,21 @@ BAD_OPTIONS = [
     ("--require=gpu,tape", "--require tape: one of *"),
     ("--scope=half", "--scope half: one of core, full"),
     ("--resume=nowhere", "--resume nowhere: no run here*"),
+    ("--stack=", "--stack: empty; give it a value, or leave it out"),
+    ("--expect=", "--expect: empty; *"),
+    ("--engine-arg=", "--engine-arg: empty; *"),
+    (
+        "--engine-arg=--block_size=64",
+        "--engine-arg --block_size=64: *--block-size is what the suite sets *block_tokens",
+    ),
+    (f"--engines={'9' * 5000}", "--engines 999*: a whole number, 1 or more"),
+    ('--kv-config={"a": [NaN]}', "--kv-config: a[[]0[]] = nan: must be a finite number"),
+    (f"--kv-config={'[' * 20000}", "--kv-config: nested too deeply; *"),
+    (f"--model={'x' * 300}", "--model xxx*: cannot be looked at: OSError"),
 ]
 
 
-@pytest.mark.parametrize(("option", "line"), BAD_OPTIONS, ids=[o[0] for o in BAD_OPTIONS])
+@pytest.mark.parametrize(("option", "line"), BAD_OPTIONS, ids=[o[0][:40] for o in BAD_OPTIONS])
 def test_a_bad_value_is_one_line_and_exit_code_4_before_anything_starts(tree: Tree, option: str, line: str) -> None:
     tree.gates('case("P.a", "1")')
     result = tree.run("-m", "gates", option)

@@ -31,7 +31,7 @@ BAD = [
     ),
     ('name = "x"\n[engine]\nconnector = "mooncake-store"', r"needs a \[store\] table"),
     ('name = "x"\nengine_count = 2\n[[engines]]\n', "keep one of them"),
-    ('name = "x"\nengine_count = 0', "at least one engine"),
+    ('name = "x"\nengine_count = 0', "1 to 256 engines"),
     ('name = "x"\n[engine]\nconnector = "native"\nblock_tokens = 16', "multiples of 32"),
     ('name = "x"\n[engine]\nconnector = "custom"', "needs connector_name and connector_module_path"),
     ('name = "x"\n[engine]\nconnector = "native"\ngpu = 0', "platform = 'cuda'"),

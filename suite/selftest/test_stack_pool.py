@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fixtures import capabilities
+from fixtures.capabilities import Capability
+from fixtures.errors import Untestable, UsageError
 from fixtures.progress import open_progress
 from fixtures.spec import StackSpec, load_spec
 from fixtures.stack_pool import StackPool
@@ -100,3 +103,28 @@ def test_an_interrupt_on_the_way_to_the_units_does_not_leave_them_running(
     finally:
         progress.close()
     assert closed == [name for name in ("client", "store", "runtime") if name != where]
+
+
+def test_a_gpu_stack_is_not_brought_up_on_a_host_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engines would start on the CPU, and their verdicts would be a GPU stack's."""
+    monkeypatch.setattr(capabilities, "probe", lambda word: Capability(False, "no /dev/nvidia0", "run elsewhere"))
+    progress = open_progress()
+    try:
+        with pytest.raises(Untestable, match="needs gpu: stack 'gpu-shared' has platform = 'cuda', and here: no /dev"):
+            StackPool(tmp_path, lambda record: None, progress).acquire(load_spec("gpu-shared"))
+    finally:
+        progress.close()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid", "x" * 300, ".", ""])
+def test_an_address_that_no_unit_could_bind_is_one_line(tmp_path: Path, host: str) -> None:
+    """Nothing is started: 203.0.113.0/24 is for documentation, and no host has an address of it."""
+    progress = open_progress()
+    records: list[r.Record] = []
+    try:
+        with pytest.raises(UsageError, match=r"^stack cpu: host = ") as caught:
+            StackPool(tmp_path, records.append, progress).acquire(load_spec("cpu").with_changes(host=host))
+    finally:
+        progress.close()
+    assert "\n" not in str(caught.value)
+    assert [type(record) for record in records] == [r.StackDown]

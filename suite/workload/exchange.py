@@ -115,8 +115,8 @@ async def look_up(url: str, path: str, headers: Mapping[str, str]) -> Address:
 
     Raises UsageError for what is no URL of a server, and for a name that does not resolve.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as exc:
         raise UsageError(f"{url}: {exc}; give http://HOST:PORT") from exc

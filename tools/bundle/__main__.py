@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fixtures.arguments import Parser
 from tools.bundle import libraries, pack, slim
 from tools.bundle.resolve import Closure, pip_fetch, resolve
 from tools.bundle.target import BundleError, Target, load_target, with_releases
@@ -94,7 +94,7 @@ def describe(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bundle", description=__doc__)
+    parser = Parser(prog="python -m tools.bundle", description=__doc__)
     parser.add_argument("target", help="a TOML file, or the name of one in tools/bundle/targets")
     parser.add_argument(
         "--want",

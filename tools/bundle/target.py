@@ -151,4 +151,4 @@ def parse_requirement(line: str, where: str) -> Requirement:
     try:
         return Requirement(line)
     except InvalidRequirement as exc:
-        raise BundleError(f"{where}: {line!r} is no requirement: {exc}") from exc
+        raise BundleError(f"{where}: {line!r} is no requirement: {str(exc).splitlines()[0]}") from exc
