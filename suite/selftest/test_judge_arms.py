@@ -90,14 +90,54 @@ def test_sharing_engines_have_one_seed_and_the_one_that_differs_is_named() -> No
     assert unread.outcome is Out.INCONCLUSIVE
 
 
-def test_the_seed_gate_wants_the_seed_to_be_named() -> None:
-    stack = SimulatedStack()
-    run_case(SEED_NAMED, "H.seed.different", stack=stack)
-    case = "H.seed.different"
-    named = judged_again(SEED_NAMED, case, stack, with_seed({"e0": "0", "e1": "1"}))
-    assert named.outcome is Out.PASS
-    blind = judged_again(SEED_NAMED, case, stack, with_seed({"e0": "0", "e1": "0"}))
+SEEDS = "H.seed.different"
+APART = with_seed({"e0": "0", "e1": "1"})
+
+
+@pytest.fixture(scope="module")
+def seeded() -> SimulatedStack:
+    """Two engines whose keys differ, as those of two seeds do."""
+    stack = SimulatedStack(lies=["other-seed"])
+    run_case(SEED_NAMED, SEEDS, stack=stack)
+    return stack
+
+
+def test_the_seed_gate_wants_the_seed_to_be_named(seeded: SimulatedStack) -> None:
+    named = judged_again(SEED_NAMED, SEEDS, seeded, APART)
+    assert named.outcome is Out.PASS, named.findings
+    blind = judged_again(SEED_NAMED, SEEDS, seeded, with_seed({"e0": "0", "e1": "0"}))
     assert (blind.outcome, blind.finding) == (Out.FAIL, F.MISLEADING_MESSAGE)
+
+
+def test_a_seed_that_is_named_and_keeps_nothing_apart_is_no_cause() -> None:
+    stack = SimulatedStack()
+    run_case(SEED_NAMED, SEEDS, stack=stack)
+    verdict = judged_again(SEED_NAMED, SEEDS, stack, APART)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.MISLEADING_MESSAGE), verdict.findings
+    assert "1984 external tokens all the same" in verdict.got
+
+
+def without(kind: str) -> Change:
+    """The records less the requests of a kind."""
+    return lambda rec: None if isinstance(rec, r.Observation) and rec.role == kind else APART(rec)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("external", F.TOO_FEW_OBSERVATIONS), ("control", F.NO_CONTROL)])
+def test_the_seed_gate_proves_nothing_without_a_reader_or_a_control(
+    seeded: SimulatedStack, kind: str, code: r.FindingCode
+) -> None:
+    verdict = judged_again(SEED_NAMED, SEEDS, seeded, without(kind))
+    assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, code), verdict.findings
+
+
+def test_what_else_went_wrong_beside_other_seeds_is_no_pass(seeded: SimulatedStack) -> None:
+    def crashed(rec: r.Record) -> r.Record | None:
+        if isinstance(rec, r.Observation) and rec.role == "native" and rec.case_id == SEEDS:
+            return msgspec.structs.replace(rec, http_status=500, error="http 500: gone")
+        return APART(rec)
+
+    verdict = judged_again(SEED_NAMED, SEEDS, seeded, crashed)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.FAILED_REQUEST), verdict.findings
 
 
 @pytest.mark.parametrize("changed", ["prompt_tokens", "prompt_tokens__external"])
