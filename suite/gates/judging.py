@@ -14,7 +14,7 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, kv_layers, liveness, logs, parity, sources
-from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
+from suite.checks.base import EXTERNAL, LOCAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, kind_of, measured
@@ -111,7 +111,7 @@ def judge_arms(
         "oracle": lambda: oracle.check(planted=arm == "external"),
         "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in counted) else [],
         "answers": lambda: _answers(history, oracle, arm),
-        "counters": lambda: _uncounted(observed, counted, arm),
+        "counters": lambda: _uncounted(observed, counted),
         "hits": lambda: _hits(history, counted),
         **measured_checks(history, counted),
         "visible": lambda: visible_findings(history),
@@ -198,11 +198,45 @@ def _external(history: History, o: r.Observation) -> float:
     return (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
 
 
-def _uncounted(observed: Sequence[r.Observation], counted: Sequence[r.Observation], arm: str) -> list[r.Finding]:
+COUNTED = ("cold", "native", "external", "native-2", "control")
+"""Arms whose source the counters have to confirm, each: a cold answer that was none is no reference, however alike the others are."""
+
+
+def _uncounted(observed: Sequence[r.Observation], counted: Sequence[r.Observation]) -> list[r.Finding]:
     """Whose counters nobody read is judged by none of the checks that rest on them."""
     seen = {o.request_id for o in counted}
-    lost = [o for o in observed if o.ok and kind_of(o) == arm and o.request_id not in seen]
+    lost = [o for o in observed if o.ok and kind_of(o) in COUNTED and o.request_id not in seen]
     return too_few(f"no counters around {len(lost)} requests; first: {lost[0].request_id}") if lost else []
+
+
+def _reused(history: History, o: r.Observation) -> int | None:
+    """Tokens that a request did not compute: as the response tells, else as the engine counted; None where neither does."""
+    if o.cached_tokens is not None:
+        return o.cached_tokens
+    delta = delta_of(history, o)
+    return None if delta is None else int(delta.get(LOCAL, 0.0) + delta.get(EXTERNAL, 0.0))
+
+
+def _without_twin(history: History) -> list[r.Finding]:
+    """Every answered external request has a native answer to stand beside; else the strict arm was left out without a word.
+
+    But for prompts that part in a block (tag ``divergent``) and are too long for their gate to have a native answer of equal shape.
+    """
+    native = {o.prompt_token_ids for o in history.observations() if kind_of(o) == "native"}
+    lone = [
+        o
+        for o in history.observations()
+        if o.ok and kind_of(o) == "external" and o.prompt_token_ids not in native and not _parts_in_full(history, o)
+    ]
+    return (
+        too_few(f"no native answer to compare {len(lone)} external ones with; first: {lone[0].request_id}")
+        if lone
+        else []
+    )
+
+
+def _parts_in_full(history: History, o: r.Observation) -> bool:
+    return _tag(o.role)[1] == "divergent" and not history.case.params.get("short")
 
 
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
@@ -275,12 +309,16 @@ def _pairs(history: History, kind: str, reference: str) -> list[answers.Pair]:
 def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     if arm == "native":
         return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
-    native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
+    kinds = ("external", "native-2", "control")
+    native = [pair for kind in kinds for pair in _pairs(history, kind, "native")]
     recomputed = {(o.engine, o.prompt_token_ids) for o in history.observations() if failed_loads(history, o)}
     # Equal shape: the same cached length, all of it really read. A reader that reused less, or whose load failed in part
     # and was recomputed, has computed in other shapes (and keeps such blocks); both are findings of other checks, and
     # only the cold arm can say whether the answer is right.
-    same = [a.cached_tokens == b.cached_tokens and (a.engine, a.prompt_token_ids) not in recomputed for a, b in native]
+    same = [
+        _reused(history, a) == _reused(history, b) and (a.engine, a.prompt_token_ids) not in recomputed
+        for a, b in native
+    ]
     equal = [pair for pair, is_same in zip(native, same, strict=True) if is_same]
     unequal = [pair for pair, is_same in zip(native, same, strict=True) if not is_same]
     found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
@@ -289,7 +327,8 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     twins = [pair for pair in cold if pair[0].request_id in confirmed]
     others = [pair for pair in cold if pair[0].request_id not in confirmed]
     found += [_of_both(f) for f in answers.judge_cold(twins, oracle.cold_limit_of_twins).findings] if twins else []
-    return found + (answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else [])
+    found += answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else []
+    return found + _without_twin(history)
 
 
 def _of_both(f: r.Finding) -> r.Finding:

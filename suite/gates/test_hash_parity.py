@@ -50,7 +50,7 @@ class Share(Gate):
 
     id = "H.share"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
     proof = (
         "foreign-block",

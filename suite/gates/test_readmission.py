@@ -55,7 +55,7 @@ class Readmission(Gate):
     """
 
     id = "P.readmission"
-    version = 2
+    version = 3
     claim = "after a load that failed as a whole the request is answered, and holds up nobody, in a cache not twice its size"
 
     def cases(self) -> Iterable[Case]:

@@ -55,7 +55,7 @@ class LoadSize(Gate):
 
     id = "P.size"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
     )

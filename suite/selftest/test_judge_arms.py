@@ -59,6 +59,73 @@ def test_a_request_whose_counters_nobody_read_is_no_pass(options: SimulatedStack
     assert verdict.finding == F.TOO_FEW_OBSERVATIONS
 
 
+@pytest.mark.parametrize("role", ["cold/long", "native/long", "native-2/long"])
+def test_no_arm_goes_without_counters(options: SimulatedStack, role: str) -> None:
+    """Engines whose metrics did not answer in time: whether the cold answer was one is not known."""
+    one = next(o for o in options.records if isinstance(o, r.Observation) and o.role == role)
+    labels = {f"{one.request_id}:{when}" for when in ("before", "after")}
+    verdict = judged_again(
+        OPTIONS_GATE,
+        "P.options.chunked",
+        options,
+        lambda rec: None if isinstance(rec, r.MetricsSnapshot) and rec.label in labels else rec,
+    )
+    assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS)
+
+
+def test_an_external_answer_without_a_native_one_is_no_pass(options: SimulatedStack) -> None:
+    verdict = judged_again(
+        OPTIONS_GATE,
+        "P.options.chunked",
+        options,
+        lambda rec: None if isinstance(rec, r.Observation) and rec.role == "native/long" else rec,
+    )
+    assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS)
+    assert "no native answer" in verdict.got
+
+
+def moved(o: r.Observation, nat: float) -> r.Observation:
+    """The answer, a log probability of its last step moved."""
+    *tops, last = o.top_logprobs
+    (token, value), *rest = last
+    return msgspec.structs.replace(o, top_logprobs=(*tops, ((token, value - nat), *rest)))
+
+
+def test_a_native_answer_that_tells_no_cached_tokens_is_compared_all_the_same(options: SimulatedStack) -> None:
+    def change(rec: r.Record) -> r.Record:
+        if isinstance(rec, r.Observation) and rec.role == "native/long":
+            return msgspec.structs.replace(rec, cached_tokens=None)
+        # Beyond the native floor (zero here), and far within the limit of the cold arm.
+        return moved(rec, 0.05) if isinstance(rec, r.Observation) and rec.role == "external/long" else rec
+
+    verdict = judged_again(OPTIONS_GATE, "P.options.chunked", options, change)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.WRONG_ANSWER), verdict.findings
+
+
+def test_what_the_saver_reads_back_must_be_right_as_well() -> None:
+    stack = SimulatedStack()
+    run_case(SHARE, "H.share.forward", stack=stack)
+    one_seed = with_seed({"e0": "0", "e1": "0"})
+
+    def change(rec: r.Record) -> r.Record | None:
+        return moved(rec, 1.0) if isinstance(rec, r.Observation) and rec.role == "control" else one_seed(rec)
+
+    verdict = judged_again(SHARE, "H.share.forward", stack, change)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.WRONG_ANSWER), verdict.findings
+
+
+def test_answers_that_were_all_cut_alike_are_no_pass(options: SimulatedStack) -> None:
+    def cut(rec: r.Record) -> r.Record:
+        if not isinstance(rec, r.Observation):
+            return rec
+        return msgspec.structs.replace(
+            rec, output_token_ids=rec.output_token_ids[:1], top_logprobs=rec.top_logprobs[:1], token_s=rec.token_s[:1]
+        )
+
+    verdict = judged_again(OPTIONS_GATE, "P.options.chunked", options, cut)
+    assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.FAILED_REQUEST), verdict.findings
+
+
 def test_a_request_that_was_looked_up_again_and_again_fails(options: SimulatedStack) -> None:
     label = f"{external_of(options).request_id}:after"
     verdict = judged_again(
