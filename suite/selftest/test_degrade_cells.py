@@ -210,6 +210,8 @@ RED: dict[str, tuple[Cell, tuple[Change, ...], str, str]] = {
     "no cold answers": (FREEZE, (replaced(lambda rec: role_of(rec).startswith("cold"), lambda _: None),), "INCONCLUSIVE", "too-few-observations"),
     "counters not read": (OWNED, (dropped(r.MetricsSnapshot, label="after-fault", unit="e1"),), "INCONCLUSIVE", "too-few-observations"),
     "no control": (FREEZE, (dropped(r.Observation, role="control/0"),), "INCONCLUSIVE", "no-control"),
+    "every victim was cancelled": (FREEZE, (replaced(lambda rec: role_of(rec).startswith("victim"), lambda rec: msgspec.structs.replace(rec, cancelled=True)),), "HARNESS_ERROR", "no-pressure"),
+    "the fault came after all was over": (FREEZE, (replaced(lambda rec: isinstance(rec, r.FaultRecord) and rec.action == "inject", lambda rec: msgspec.structs.replace(rec, t_s=rec.t_s + 1000)),), "HARNESS_ERROR", "no-pressure"),
     "nobody waited for hits": (FREEZE, (dropped(r.WaitRecord, what="hits-back"),), "INCONCLUSIVE", "too-few-observations"),
     "nobody looked whether a joiner shares": (Cell(cells.MASTER, "freeze", "idle", "before-ttl", joiner=True), (), "INCONCLUSIVE", "too-few-observations"),
     "nobody asked for health": (FREEZE, (dropped(r.HealthProbe),), "INCONCLUSIVE", "too-few-observations"),
