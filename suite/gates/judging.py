@@ -14,7 +14,7 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, kv_layers, liveness, logs, parity, sources
-from suite.checks.base import EXTERNAL, LOCAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
+from suite.checks.base import EXTERNAL, LOCAL, PROMPT, STORE_GET, STORE_LOOKUP, finding, run, store_ops, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, kind_of, measured
@@ -344,7 +344,7 @@ def _of_both(f: r.Finding) -> r.Finding:
 def failed_loads(history: History, o: r.Observation) -> int:
     """Loads of one measured request that failed, wholly or in part; 0 also where nobody measured."""
     delta = delta_of(history, o) or {}
-    return int(sum(delta.get(f"store.{STORE_GET}.{status}.ops", 0.0) for status in STORE_STATUSES if status != "ok"))
+    return int(sum(store_ops(delta, STORE_GET, but_ok=True).values()))
 
 
 def fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:

@@ -190,6 +190,8 @@ def test_lookups_are_bounded() -> None:
     )
     assert codes(lookups(None)) == FEW
     assert codes(degrade.check_lookups([], delta(0), max_lookups=3)) == FEW
+    renamed = {**none, "store.lookup_exists.timed_out.ops": 50.0}
+    assert codes(degrade.check_lookups(sent, renamed, max_lookups=3)) == ["unbounded-lookups"]
     with pytest.raises(KeyError, match="store counters"):
         lookups({"prompt_tokens": 1.0})
 
