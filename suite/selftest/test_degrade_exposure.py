@@ -63,7 +63,9 @@ def test_what_a_foreign_client_may_do() -> None:
     assert foreign("digest", {"bytes": 64, "sha256": "x"}).finding == "exposed-port"
     assert foreign("remove", -1).outcome is r.Outcome.PASS
     assert foreign("remove", 0, listed_after=False).finding == "exposed-port"
-    assert foreign("remove", 0).finding == "exposed-port"  # the store said that it is gone, whatever its listing still shows
+    assert (
+        foreign("remove", 0).finding == "exposed-port"
+    )  # the store said that it is gone, whatever its listing still shows
 
 
 def test_nothing_to_reach_for_is_no_pass() -> None:
