@@ -341,6 +341,18 @@ def test_a_host_that_stood_still_is_a_control_that_failed() -> None:
     assert judged(OWNED, still(FAULT_S + 1), changed("victim/1", top_logprobs=WRONG)).finding == "wrong-answer"
 
 
+def test_a_stall_in_the_baseline_buys_no_time_after_the_fault() -> None:
+    slow = replaced(
+        lambda rec: isinstance(rec, r.Observation) and rec.phase == "baseline",
+        lambda rec: msgspec.structs.replace(
+            rec, first_token_s=rec.sent_s + 4.0, token_s=(rec.sent_s + 4.0,) * 2, done_s=rec.sent_s + 4.1
+        ),
+    )
+    still = added(r.Fact(name="host.stalls", t_s=FAULT_S + 9, value=[{"from_s": 70.01, "stall_s": 3.8}]))
+    assert judged(FREEZE, slow, late("victim/1", 5.0)).outcome is r.Outcome.PASS  # three times a cold request of 4 s
+    assert judged(FREEZE, slow, still, late("victim/1", 5.0)).finding == "slow-degrade"
+
+
 def test_the_watch_notes_when_it_could_not_wake() -> None:
     times = iter([0.0, 0.05, 0.1, 3.1, 3.15, 3.2])
     waits = iter([False, False, False, False, True])
