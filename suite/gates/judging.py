@@ -94,12 +94,14 @@ def judge_arms(
     history: History,
     *,
     arm: str = "external",
+    roles: Sequence[str] = (),
     extra: Sequence[r.Finding] = (),
     numbers: dict[str, Any] | None = None,
 ) -> r.Verdict:
     """Judge every prompt of a case that was sent through arms: hits, sums, bytes, answers, logs.
 
     arm: what is judged: ``external`` against native and cold, or ``native`` against cold (a stack without a pool).
+    roles: what the gate has asked for; a request that is not there was judged by nobody.
     extra: findings of the gate's own (they take part in the order).
     """
     oracle = Oracle.of(history)
@@ -110,6 +112,7 @@ def judge_arms(
         "clock": lambda: liveness.check_clock(observed),
         "oracle": lambda: oracle.check(planted=arm == "external"),
         "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in counted) else [],
+        "asked": lambda: _asked(observed, roles),
         "answers": lambda: _answers(history, oracle, arm),
         "counters": lambda: _uncounted(observed, counted),
         "hits": lambda: _hits(history, counted),
@@ -198,6 +201,12 @@ def _external(history: History, o: r.Observation) -> float:
     return (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
 
 
+def _asked(observed: Sequence[r.Observation], roles: Sequence[str]) -> list[r.Finding]:
+    """Every request of the gate was sent. After one that failed others are left out, and that one is the finding."""
+    missing = [role for role in roles if all(o.role != role for o in observed)]
+    return too_few(f"nobody asked for {', '.join(missing)}") if missing and all(o.ok for o in observed) else []
+
+
 COUNTED = ("cold", "native", "external", "native-2", "control")
 """Arms whose source the counters have to confirm, each: a cold answer that was none is no reference, however alike the others are."""
 
@@ -220,16 +229,20 @@ def _reused(history: History, o: r.Observation) -> int | None:
 def _without_twin(history: History) -> list[r.Finding]:
     """Every answered external request has a native answer to stand beside; else the strict arm was left out without a word.
 
-    But for prompts that part in a block (tag ``divergent``) and are too long for their gate to have a native answer of equal shape.
+    Prompts that part in a block (tag ``divergent``) and go on behind it have no native answer of equal shape: a cold one is theirs.
     """
-    native = {o.prompt_token_ids for o in history.observations() if kind_of(o) == "native"}
+    asked = history.observations()
+    native = {o.prompt_token_ids for o in asked if kind_of(o) == "native"}
+    cold = {o.prompt_token_ids for o in asked if kind_of(o) in ("cold", "reference")}
     lone = [
         o
-        for o in history.observations()
-        if o.ok and kind_of(o) == "external" and o.prompt_token_ids not in native and not _parts_in_full(history, o)
+        for o in asked
+        if o.ok
+        and kind_of(o) == "external"
+        and o.prompt_token_ids not in (cold if _parts_in_full(history, o) else native)
     ]
     return (
-        too_few(f"no native answer to compare {len(lone)} external ones with; first: {lone[0].request_id}")
+        too_few(f"no answer to compare {len(lone)} external ones with in their shape; first: {lone[0].request_id}")
         if lone
         else []
     )

@@ -67,7 +67,8 @@ class Share(Gate):
         collect_share(stack, case)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history, extra=parity_findings(history))
+        roles = ("cold", "native", "external", "native-2", "control")
+        return judge_arms(self, history, roles=roles, extra=parity_findings(history))
 
 
 class SeedNamed(Gate):

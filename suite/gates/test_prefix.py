@@ -72,7 +72,7 @@ class Boundary(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history)
+        return judge_arms(self, history, roles=("cold", "native", "external", "native-2"))
 
 
 class Local(Gate):
@@ -167,7 +167,8 @@ class Divergent(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history)
+        first = "native" if history.case.params["short"] else "cold"
+        return judge_arms(self, history, roles=(f"{first}/divergent", "external/divergent", "external/control"))
 
 
 BOUNDARY = Boundary()

@@ -135,7 +135,8 @@ class LoadSize(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         extra = [*_owner_findings(history), *_idle_findings(history)]
-        return judge_arms(self, history, extra=extra, numbers=_slices(history))
+        roles = ("cold", "native", "external", "native-2", "external/again-2", "external/again-3")
+        return judge_arms(self, history, roles=roles, extra=extra, numbers=_slices(history))
 
 
 RESTED = "external/rested"

@@ -13,6 +13,8 @@ from suite.contract import Gate, safe_judge
 from suite.gates.test_concurrency import CONCURRENT
 from suite.gates.test_connector_options import OPTIONS_GATE
 from suite.gates.test_hash_parity import SEED_NAMED, SHARE
+from suite.gates.test_prefix import BOUNDARY, DIVERGENT
+from suite.gates.test_size import LOAD_SIZE
 from suite.selftest.simulated_stack import SimulatedStack, run_case
 
 pytestmark = [pytest.mark.selftest, pytest.mark.usefixtures("short_calibration")]
@@ -81,7 +83,7 @@ def test_an_external_answer_without_a_native_one_is_no_pass(options: SimulatedSt
         lambda rec: None if isinstance(rec, r.Observation) and rec.role == "native/long" else rec,
     )
     assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS)
-    assert "no native answer" in verdict.got
+    assert "no answer to compare 1 external" in verdict.got
 
 
 def moved(o: r.Observation, nat: float) -> r.Observation:
@@ -112,6 +114,26 @@ def test_what_the_saver_reads_back_must_be_right_as_well() -> None:
 
     verdict = judged_again(SHARE, "H.share.forward", stack, change)
     assert (verdict.outcome, verdict.finding) == (Out.FAIL, F.WRONG_ANSWER), verdict.findings
+
+
+@pytest.mark.parametrize(
+    ("gate", "case_id", "role"),
+    [
+        (DIVERGENT, "P.divergent.last-block-full", "external/divergent"),
+        (DIVERGENT, "P.divergent.last-block-full", "cold/divergent"),
+        (DIVERGENT, "P.divergent.last-block-short", "native/divergent"),
+        (DIVERGENT, "P.divergent.first-block", "external/control"),
+        (BOUNDARY, "P.boundary.k3", "native-2"),
+        (LOAD_SIZE, "P.size.base.b16", "external/again-3"),
+    ],
+)
+def test_a_request_that_was_never_sent_is_no_pass(gate: Gate, case_id: str, role: str) -> None:
+    stack = SimulatedStack()
+    assert run_case(gate, case_id, stack=stack).outcome is Out.PASS
+    verdict = judged_again(
+        gate, case_id, stack, lambda rec: None if isinstance(rec, r.Observation) and rec.role == role else rec
+    )
+    assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS), verdict.findings
 
 
 def test_answers_that_were_all_cut_alike_are_no_pass(options: SimulatedStack) -> None:
