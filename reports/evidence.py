@@ -14,6 +14,7 @@ not know and skip (and count) kinds they do not know, so that a newer run can be
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -42,6 +43,16 @@ class EvidenceError(ValueError):
     """Evidence that cannot be read; the text names file and line and says what to do."""
 
 
+def _finite(record: r.Record) -> r.Record:
+    """The record, a metrics snapshot less what is no number: JSON has none but ``null``, which would make the whole run unreadable.
+
+    What is left out is unknown to every judge (never zero), in the run itself as in one that is judged again.
+    """
+    if not isinstance(record, r.MetricsSnapshot) or all(map(math.isfinite, record.values.values())):
+        return record
+    return msgspec.structs.replace(record, values={k: v for k, v in record.values.items() if math.isfinite(v)})
+
+
 class EvidenceWriter:
     """Appends records to one history file. Thread-safe; every record is in the kernel's hands when ``write`` returns.
 
@@ -60,6 +71,7 @@ class EvidenceWriter:
 
     def write(self, record: r.Record) -> None:
         """Append one record."""
+        record = _finite(record)
         line = _ENCODER.encode(record) + b"\n"
         with self._lock:
             self._append(line)

@@ -8,7 +8,7 @@ Exit codes of ``python -m reports judge``:
 0   every case that was judged came to its recorded verdict (whichever that was)
 4   usage: no such run or case, evidence that cannot be read
 10  a case is judged FAIL that was recorded otherwise, or FAIL with another finding
-12  a case is judged HARNESS_ERROR that was recorded otherwise, or was cut short and cannot be judged
+12  a case is judged HARNESS_ERROR that was recorded otherwise, or was cut short and cannot be judged, or its records are gone
 13  nothing could be judged
 14  verdicts differ in another way, or a gate that recorded verdicts is unknown to this version
 ==  ==========================================================================================
@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from reports import records as r
 from reports.evidence import LoadedRun
@@ -134,26 +136,51 @@ def judge_run(run: LoadedRun, gates: Mapping[str, Gate], only: str | None = None
     """
     cases: dict[str, Rejudged] = {}
     unknown: dict[str, list[str]] = {}
-    carried: list[r.Verdict] = []
+    carried: dict[str, r.Verdict] = {}
     for name, history in run.histories.items():
         started = {c.case_id: c.gate for c in history.of(r.CaseStarted)}
         recorded = recorded_verdicts(history)
         for case_id, gate_id in started.items():
             if only not in (None, case_id):
                 continue
+            before, view = recorded.get(case_id), history.for_case(case_id)
             gate = gates.get(gate_id)
             if gate is None:
                 unknown.setdefault(gate_id, []).append(case_id)
+            elif before is not None and before.outcome is r.Outcome.UNTESTABLE and not view.complete:
+                carried[case_id] = before  # its collection found out what the host lacks, and ended there
+                cases.pop(case_id, None)
             else:
-                now = safe_judge(gate, history.for_case(case_id))
-                cases[case_id] = Rejudged(history=name, recorded=recorded.get(case_id), now=now)
-        carried += [v for case_id, v in recorded.items() if case_id not in started and only in (None, case_id)]
+                cases[case_id] = Rejudged(history=name, recorded=before, now=safe_judge(gate, view))
+                carried.pop(case_id, None)
+        for case_id, verdict in recorded.items():
+            if case_id in started or only not in (None, case_id):
+                continue
+            cases.pop(case_id, None)
+            carried.pop(case_id, None)
+            if verdict.outcome in JUDGED_FROM_EVIDENCE:
+                cases[case_id] = Rejudged(history=name, recorded=verdict, now=_evidence_lost(verdict))
+            else:
+                carried[case_id] = verdict
     if only is not None and not (cases or unknown or carried):
         raise KeyError(only)
     return Judgement(
         cases=tuple(cases.values()),
         unknown_gates={gate: tuple(ids) for gate, ids in unknown.items()},
-        carried=tuple(carried),
+        carried=tuple(carried.values()),
+    )
+
+
+JUDGED_FROM_EVIDENCE = frozenset({r.Outcome.PASS, r.Outcome.FAIL, r.Outcome.INCONCLUSIVE})
+"""Outcomes that no case comes to without records of its own; the suite writes those before the verdict."""
+
+
+def _evidence_lost(verdict: r.Verdict) -> r.Verdict:
+    """In place of a verdict whose records are not there: nobody can say that it holds."""
+    text = f"recorded as {verdict.outcome}, and the evidence holds no record of this case: part of the file is missing"
+    lost = r.Finding(code=r.FindingCode.INCOMPLETE_CASE, message=text)
+    return msgspec.structs.replace(
+        verdict, outcome=r.Outcome.HARNESS_ERROR, findings=(lost,), got=text, wanted="the whole history of the run"
     )
 
 

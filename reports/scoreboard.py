@@ -32,18 +32,47 @@ class Accepted(r.Part, frozen=True, kw_only=True):
         return f"{self.outcome} {self.finding}".strip()
 
 
+NEVER_BESIDE = (
+    r.FindingCode.WRONG_ANSWER,
+    r.FindingCode.FOREIGN_REUSE,
+    r.FindingCode.UNDETECTED_CORRUPTION,
+    r.FindingCode.EXTRA_HITS,
+    r.FindingCode.ENGINE_DIED,
+    r.FindingCode.NEVER_READY,
+    r.FindingCode.HITS_NOT_BACK,
+    r.FindingCode.KV_LEAK,
+    r.FindingCode.ADMISSION_REFUSED,
+    r.FindingCode.RESOURCE_GROWTH,
+)
+"""Findings that are a failure of their own wherever they are found: no other one brings them about as its by-product, as slow
+requests do with lookups and lines in logs. The verdicts of a case name its first finding; these must not hide behind it."""
+
+
 class ExpectedResult(r.Part, frozen=True, kw_only=True):
-    """What an expectations file says of one case. ``accepted`` has one entry, or more where the file says ``one_of``."""
+    """What an expectations file says of one case. ``accepted`` has one entry, or more where the file says ``one_of``.
+
+    also: findings of ``NEVER_BESIDE`` that are known to come with it.
+    """
 
     accepted: tuple[Accepted, ...]
+    also: tuple[str, ...] = ()
     reason: str = ""
     link: str = ""
 
     def met_by(self, verdict: r.Verdict) -> bool:
-        """Outcome *and* primary finding are as expected. A harness error never is."""
+        """Outcome *and* primary finding are as expected, and no other failure hides behind it. A harness error never is expected."""
         if verdict.outcome is r.Outcome.HARNESS_ERROR:
             return False
-        return any(a.outcome is verdict.outcome and a.finding == verdict.finding for a in self.accepted)
+        named = any(a.outcome is verdict.outcome and a.finding == verdict.finding for a in self.accepted)
+        return named and not self.beside(verdict)
+
+    def beside(self, verdict: r.Verdict) -> list[str]:
+        """Codes of ``NEVER_BESIDE`` that the verdict has and the file does not name."""
+        known = {*self.also, *(a.finding for a in self.accepted)}
+        if verdict.finding == r.FindingCode.WRONG_ANSWER:
+            known.add(r.FindingCode.FOREIGN_REUSE)  # the same of another pair, whose answer came out right by luck
+        found = {f.code for f in verdict.findings}
+        return [str(code) for code in NEVER_BESIDE if code in found and code not in known]
 
     def __str__(self) -> str:
         return " or ".join(str(a) for a in self.accepted)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from reports import records as r
 from reports.history import History
 
@@ -130,15 +132,38 @@ def outcome_of(findings: Iterable[r.Finding]) -> r.Outcome:
     return r.Outcome.UNTESTABLE
 
 
-def _dead_engine(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdict:
-    """An engine that was ready ended by itself: at its first request (it took the case's settings), or in the case."""
+GRAVER_THAN_A_DEATH = frozenset(
+    {r.FindingCode.WRONG_ANSWER, r.FindingCode.FOREIGN_REUSE, r.FindingCode.UNDETECTED_CORRUPTION}
+)
+"""What remains the first finding of a case in which an engine ended as well."""
+
+
+def _death(died: dict[str, Any]) -> r.Finding:
     if died.get("in_case"):
         text = f"engine {died['engine']} ended by itself (exit code {died['exit_code']}): {died['words']}"
-        cause = "what the case sent is no fault, and a serving engine may not end at it; the log's last lines are in the evidence"
     else:
         text = f"engine {died['engine']} was ready and ended at one of its first requests: {died['words']}"
-        cause = "a setting is accepted at the start and kills the engine when it is first used"
-    finding = r.Finding(code=r.FindingCode.ENGINE_DIED, message=text, evidence=died)
+    return r.Finding(code=r.FindingCode.ENGINE_DIED, message=text, evidence=died)
+
+
+def _also_died(verdict: r.Verdict, died: dict[str, Any]) -> r.Verdict:
+    """A FAIL in a case in which an engine ended says so: first, but for what is graver. Else an engine's end would be taken for the
+    failure that is known of the case (``--expect`` compares the first finding)."""
+    if r.FindingCode.ENGINE_DIED in {f.code for f in verdict.findings}:
+        return verdict
+    graver = [f for f in verdict.findings if f.code in GRAVER_THAN_A_DEATH]
+    rest = [f for f in verdict.findings if f.code not in GRAVER_THAN_A_DEATH]
+    findings = (*graver, _death(died), *rest)
+    return msgspec.structs.replace(verdict, findings=findings, got=verdict.got if graver else findings[0].message)
+
+
+def _dead_engine(gate: Gate, history: History, died: dict[str, Any]) -> r.Verdict:
+    """An engine that was ready ended by itself: at its first request (it took the case's settings), or in the case."""
+    finding = _death(died)
+    text = finding.message
+    cause = "a setting is accepted at the start and kills the engine when it is first used"
+    if died.get("in_case"):
+        cause = "what the case sent is no fault, and a serving engine may not end at it; the log's last lines are in the evidence"
     return gate.verdict(
         history,
         r.Outcome.FAIL,
@@ -192,7 +217,8 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
     """Judge a case view; whatever goes wrong becomes HARNESS_ERROR, never PASS.
 
     A collection that was cut short or raised is HARNESS_ERROR whatever the records before it say; but for one that raised
-    because an engine had ended by itself, which is the stack's doing. Nor is a case a PASS at whose end an engine is gone.
+    because an engine had ended by itself, which is the stack's doing. Nor is a case a PASS at whose end an engine is gone,
+    nor a FAIL that keeps it to itself.
     """
     try:
         died = _died(gate, history) if history.complete else None
@@ -218,6 +244,8 @@ def safe_judge(gate: Gate, history: History) -> r.Verdict:
         verdict = gate.judge(history)
         if died is not None and verdict.outcome in (r.Outcome.PASS, r.Outcome.INCONCLUSIVE):
             return _dead_engine(gate, history, died)
+        if died is not None and verdict.outcome is r.Outcome.FAIL:
+            verdict = _also_died(verdict, died)
         verdict = _paused(gate, history, verdict)
     except Exception:  # noqa: BLE001 - a crashed checker is unknown, never a pass; the traceback goes into the verdict
         text = traceback.format_exc()

@@ -58,6 +58,7 @@ class Backlog(Gate):
     """
 
     id = "B.backlog"
+    version = 2
     claim = "after a burst of long prompts every block becomes visible in time, and no request fails meanwhile"
     proof = ()
 

@@ -31,6 +31,7 @@ class Interleaved(Gate):
     """
 
     id = "B.interleaved"
+    version = 2
     claim = "every request of this side was answered, and computed in full"
     needs_pool = False
     min_engines = 1

@@ -54,6 +54,7 @@ class Ttft(Gate):
     """
 
     id = "B.ttft"
+    version = 2
     judges_lmcache = True
     claim = (
         "the first token of a prompt from the pool comes within the threshold's part of the time that a cold one takes"

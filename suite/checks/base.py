@@ -26,6 +26,7 @@ STORE_LOOKUP = "lookup_exists"
 """Label ``operation`` of a lookup (same releases)."""
 STORE_STATUSES = ("ok", "partial_failure", "error")
 """Values of the label ``status`` in those releases."""
+OK = STORE_STATUSES[0]
 
 
 def finding(code: r.FindingCode, message: str, **evidence: Any) -> r.Finding:
@@ -55,6 +56,19 @@ def store_counter(delta: Mapping[str, float], operation: str, status: str, quant
     if name not in delta and not any(key.startswith("store.") for key in delta):
         raise KeyError(f"no store counters in this delta (wanted {name!r}); the engine reports none")
     return delta.get(name, 0.0)
+
+
+def store_ops(delta: Mapping[str, float], operation: str, *, but_ok: bool = False) -> dict[str, float]:
+    """Operations of a kind by status; 0 where there were none. But those that went well, where only failures are asked for.
+
+    Statuses that no known release has count as well: one that is renamed must not turn failures into nothing.
+    """
+    found = dict.fromkeys(STORE_STATUSES, 0.0)
+    for name, value in delta.items():
+        front, _, quantity = name.rpartition(".")
+        if quantity == "ops" and front.startswith(f"store.{operation}."):
+            found[front.removeprefix(f"store.{operation}.")] = value
+    return {status: value for status, value in found.items() if not (but_ok and status == OK)}
 
 
 def run(checks: Iterable[Check] | Mapping[str, Check]) -> list[r.Finding]:

@@ -20,7 +20,8 @@ def check_hits(
     """Compare one request with what the model says it must get.
 
     delta: the engine's counter differences around exactly this request (``prompt_tokens.local`` and ``.external``);
-    None where requests overlapped: then only the response's own total is compared.
+    None where requests overlapped, or nobody read them: then only the response's own total is compared, and where it is as
+    expected and more than nothing, ``exact`` is ``too-few-observations``: no one said which source it came from.
     mode: ``exact``; ``at-most`` (evictions are allowed: fewer is no finding, and more than ``at_most_tokens`` is);
     ``between`` (overlapping requests: from the expected total up to ``at_most_tokens``).
     """
@@ -42,7 +43,11 @@ def check_hits(
             got = int(counter(delta, LOCAL) + counter(delta, EXTERNAL))
         least = 0 if mode == "at-most" else expected.cached_tokens
         most = expected.cached_tokens if mode == "exact" else max(expected.cached_tokens, expected.at_most_tokens)
-        return _compare(o, "cached", got, least, most, expected)
+        found = _compare(o, "cached", got, least, most, expected)
+        if mode == "exact" and got and not found:
+            text = f"request {o.request_id}: {got} tokens cached, and no counters that tell whether they came from the pool"
+            found = too_few(text, request_id=o.request_id)
+        return found
     found = _compare(
         o, "external", int(counter(delta, EXTERNAL)), expected.external_tokens, expected.external_tokens, expected
     )

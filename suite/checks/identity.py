@@ -13,7 +13,7 @@ from typing import Protocol
 
 from reports import records as r
 from suite.checks import answers
-from suite.checks.base import EXTERNAL, EXTERNAL_HITS, LOCAL, STORE_GET, STORE_STATUSES, finding, too_few
+from suite.checks.base import EXTERNAL, EXTERNAL_HITS, LOCAL, STORE_GET, STORE_STATUSES, finding, store_ops, too_few
 from suite.checks.comparison import Difference, compare
 
 
@@ -69,7 +69,7 @@ def reuse_of(o: r.Observation, delta: Mapping[str, float], *, counts_loads: bool
         external_tokens=count(EXTERNAL),
         hit_tokens=count(EXTERNAL_HITS),
         loads_ok=store("ok", "ops"),
-        loads_failed=sum(store(status, "ops") for status in STORE_STATUSES if status != "ok"),
+        loads_failed=int(sum(store_ops(delta, STORE_GET, but_ok=True).values())),
         loaded_bytes=sum(store(status, "bytes") for status in STORE_STATUSES),
     )
 

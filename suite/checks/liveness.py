@@ -47,9 +47,26 @@ def _complaint(o: r.Observation) -> tuple[r.FindingCode, str] | None:
         return r.FindingCode.FAILED_REQUEST, f"status 200, but finish reason {o.finish_reason!r}"
     if not o.output_token_ids:
         return r.FindingCode.FAILED_REQUEST, "status 200, but no token was generated"
+    if short := _cut_short(o):
+        return r.FindingCode.FAILED_REQUEST, short
     if o.duration_s > o.deadline_s + OVERRUN_S:
         return r.FindingCode.HANG, f"answered after {o.duration_s:.2f} s, deadline {o.deadline_s:g} s"
     return None
+
+
+def _cut_short(o: r.Observation) -> str:
+    """An answer that ended at its length has that length; "" where it does (or asked for none). Two that were cut alike compare equal.
+
+    vLLM refuses what does not fit into a context beside its ``max_tokens`` (400), so no answer ends there before.
+    """
+    asked = o.sampling.get("max_tokens")
+    choices = [(o.finish_reason, o.output_token_ids), *((c.finish_reason, c.output_token_ids) for c in o.more_choices)]
+    for number, (reason, tokens) in enumerate(choices):
+        got = len(tokens)
+        if isinstance(asked, int) and reason == "length" and got < asked:
+            where = f" of choice {number}" if o.more_choices else ""
+            return f"status 200, but finish reason 'length' after {got} of {asked} tokens{where}"
+    return ""
 
 
 def _group(code: r.FindingCode, role: str, items: list[tuple[r.Observation, str]], sent: int) -> r.Finding:

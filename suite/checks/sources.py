@@ -11,10 +11,10 @@ from suite.checks.base import (
     EXTERNAL_HITS,
     LOCAL,
     STORE_GET,
-    STORE_STATUSES,
     counter,
     finding,
     store_counter,
+    store_ops,
     too_few,
 )
 
@@ -57,7 +57,7 @@ def check_sources(
         both = ", ".join(f"{name} {value:g}" for name, value in judged.items())
         found.append(_disagreement(f"external tokens differ between sources: {both}", requests, told))
     if "bytes" in judged:
-        failed = {status: store_counter(delta, STORE_GET, status, "ops") for status in STORE_STATUSES if status != "ok"}
+        failed = store_ops(delta, STORE_GET, but_ok=True)
         if any(failed.values()):
             text = ", ".join(f"{count:g} {status}" for status, count in failed.items() if count)
             found.append(

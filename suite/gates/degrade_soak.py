@@ -25,6 +25,7 @@ from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade_cells import same_engine, twins, unexplained_logs, within_budget
 from suite.gates.judging_degrade_pressure import check_landed, surviving
 from suite.gates.oracle import Oracle
+from suite.gates.rolling import touched_by_stalls
 from suite.gates.stalls import StallWatch, stalled, stalls_of
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
     turns = [fact.value for fact in history.facts("soak.turn")]
     traffic = [o for o in history.observations(phase="soak") if o.role == "traffic"]
     stalls = stalls_of(history) or []
-    quiet = [o for o in traffic if not _overlaps(o, turns) and not stalled(o, stalls)]
+    beside = [o for o in traffic if not _overlaps(o, turns)]
+    quiet = [o for o in beside if not stalled(o, stalls)]
     checks = {
         "faults": lambda: check_landed(history),
         "pressure": lambda: _pressure(turns, quiet, surviving(history)),
@@ -221,6 +223,7 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
         "clock": lambda: liveness.check_clock(history.observations()),
         "answers": lambda: _answers(traffic, oracle),
         "quiet traffic": lambda: liveness.check_liveness(quiet),
+        "touched": lambda: touched_by_stalls(history, beside, stalls),
         "budget": lambda: within_budget(history, quiet),
         "same engines": lambda: [f for name in surviving(history) for f in same_engine(history, name)],
         "well again": lambda: _well_again(turns),

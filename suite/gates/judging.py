@@ -14,7 +14,7 @@ import msgspec
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, conservation, degrade, hits, kv_layers, liveness, logs, parity, sources
-from suite.checks.base import EXTERNAL, PROMPT, STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run, too_few
+from suite.checks.base import EXTERNAL, LOCAL, PROMPT, STORE_GET, STORE_LOOKUP, finding, run, store_ops, too_few
 from suite.contract import Gate, outcome_of
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, kind_of, measured
@@ -94,12 +94,14 @@ def judge_arms(
     history: History,
     *,
     arm: str = "external",
+    roles: Sequence[str] = (),
     extra: Sequence[r.Finding] = (),
     numbers: dict[str, Any] | None = None,
 ) -> r.Verdict:
     """Judge every prompt of a case that was sent through arms: hits, sums, bytes, answers, logs.
 
     arm: what is judged: ``external`` against native and cold, or ``native`` against cold (a stack without a pool).
+    roles: what the gate has asked for; a request that is not there was judged by nobody.
     extra: findings of the gate's own (they take part in the order).
     """
     oracle = Oracle.of(history)
@@ -110,8 +112,9 @@ def judge_arms(
         "clock": lambda: liveness.check_clock(observed),
         "oracle": lambda: oracle.check(planted=arm == "external"),
         "same function": lambda: oracle.check_same_function() if any(_external(history, o) for o in counted) else [],
+        "asked": lambda: _asked(observed, roles),
         "answers": lambda: _answers(history, oracle, arm),
-        "counters": lambda: _uncounted(observed, counted, arm),
+        "counters": lambda: _uncounted(observed, counted),
         "hits": lambda: _hits(history, counted),
         **measured_checks(history, counted),
         "visible": lambda: visible_findings(history),
@@ -198,11 +201,55 @@ def _external(history: History, o: r.Observation) -> float:
     return (delta_of(history, o) or {}).get(EXTERNAL, 0.0)
 
 
-def _uncounted(observed: Sequence[r.Observation], counted: Sequence[r.Observation], arm: str) -> list[r.Finding]:
+def _asked(observed: Sequence[r.Observation], roles: Sequence[str]) -> list[r.Finding]:
+    """Every request of the gate was sent. After one that failed others are left out, and that one is the finding."""
+    missing = [role for role in roles if all(o.role != role for o in observed)]
+    return too_few(f"nobody asked for {', '.join(missing)}") if missing and all(o.ok for o in observed) else []
+
+
+COUNTED = ("cold", "native", "external", "native-2", "control")
+"""Arms whose source the counters have to confirm, each: a cold answer that was none is no reference, however alike the others are."""
+
+
+def _uncounted(observed: Sequence[r.Observation], counted: Sequence[r.Observation]) -> list[r.Finding]:
     """Whose counters nobody read is judged by none of the checks that rest on them."""
     seen = {o.request_id for o in counted}
-    lost = [o for o in observed if o.ok and kind_of(o) == arm and o.request_id not in seen]
+    lost = [o for o in observed if o.ok and kind_of(o) in COUNTED and o.request_id not in seen]
     return too_few(f"no counters around {len(lost)} requests; first: {lost[0].request_id}") if lost else []
+
+
+def _reused(history: History, o: r.Observation) -> int | None:
+    """Tokens that a request did not compute: as the response tells, else as the engine counted; None where neither does."""
+    if o.cached_tokens is not None:
+        return o.cached_tokens
+    delta = delta_of(history, o)
+    return None if delta is None else int(delta.get(LOCAL, 0.0) + delta.get(EXTERNAL, 0.0))
+
+
+def _without_twin(history: History) -> list[r.Finding]:
+    """Every answered external request has a native answer to stand beside; else the strict arm was left out without a word.
+
+    Prompts that part in a block (tag ``divergent``) and go on behind it have no native answer of equal shape: a cold one is theirs.
+    """
+    asked = history.observations()
+    native = {o.prompt_token_ids for o in asked if kind_of(o) == "native"}
+    cold = {o.prompt_token_ids for o in asked if kind_of(o) in ("cold", "reference")}
+    lone = [
+        o
+        for o in asked
+        if o.ok
+        and kind_of(o) == "external"
+        and o.prompt_token_ids not in (cold if _parts_in_full(history, o) else native)
+    ]
+    return (
+        too_few(f"no answer to compare {len(lone)} external ones with in their shape; first: {lone[0].request_id}")
+        if lone
+        else []
+    )
+
+
+def _parts_in_full(history: History, o: r.Observation) -> bool:
+    return _tag(o.role)[1] == "divergent" and not history.case.params.get("short")
 
 
 def _hits(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:
@@ -275,12 +322,16 @@ def _pairs(history: History, kind: str, reference: str) -> list[answers.Pair]:
 def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     if arm == "native":
         return answers.judge_cold(_pairs(history, "native", "cold"), oracle.cold_limit).findings
-    native = [*_pairs(history, "external", "native"), *_pairs(history, "native-2", "native")]
+    kinds = ("external", "native-2", "control")
+    native = [pair for kind in kinds for pair in _pairs(history, kind, "native")]
     recomputed = {(o.engine, o.prompt_token_ids) for o in history.observations() if failed_loads(history, o)}
     # Equal shape: the same cached length, all of it really read. A reader that reused less, or whose load failed in part
     # and was recomputed, has computed in other shapes (and keeps such blocks); both are findings of other checks, and
     # only the cold arm can say whether the answer is right.
-    same = [a.cached_tokens == b.cached_tokens and (a.engine, a.prompt_token_ids) not in recomputed for a, b in native]
+    same = [
+        _reused(history, a) == _reused(history, b) and (a.engine, a.prompt_token_ids) not in recomputed
+        for a, b in native
+    ]
     equal = [pair for pair, is_same in zip(native, same, strict=True) if is_same]
     unequal = [pair for pair, is_same in zip(native, same, strict=True) if not is_same]
     found = answers.judge_external_vs_native(equal, oracle.native) if equal else []
@@ -289,7 +340,8 @@ def _answers(history: History, oracle: Oracle, arm: str) -> list[r.Finding]:
     twins = [pair for pair in cold if pair[0].request_id in confirmed]
     others = [pair for pair in cold if pair[0].request_id not in confirmed]
     found += [_of_both(f) for f in answers.judge_cold(twins, oracle.cold_limit_of_twins).findings] if twins else []
-    return found + (answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else [])
+    found += answers.judge_cold(others, oracle.cold_limit).findings if others or not twins else []
+    return found + _without_twin(history)
 
 
 def _of_both(f: r.Finding) -> r.Finding:
@@ -307,7 +359,7 @@ def _of_both(f: r.Finding) -> r.Finding:
 def failed_loads(history: History, o: r.Observation) -> int:
     """Loads of one measured request that failed, wholly or in part; 0 also where nobody measured."""
     delta = delta_of(history, o) or {}
-    return int(sum(delta.get(f"store.{STORE_GET}.{status}.ops", 0.0) for status in STORE_STATUSES if status != "ok"))
+    return int(sum(store_ops(delta, STORE_GET, but_ok=True).values()))
 
 
 def fallbacks(history: History, measured: Sequence[r.Observation]) -> list[r.Finding]:

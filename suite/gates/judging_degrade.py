@@ -24,7 +24,7 @@ def judge_degrade(gate: Gate, history: History) -> r.Verdict:
     victims = [o for o in degraded if o.role.startswith(VICTIM)]
     checks: dict[str, Callable[[], Sequence[r.Finding]]] = {
         "faults": lambda: faults.check_faults(history.faults()),
-        "pressure": lambda: pressure(history, len(victims)),
+        "pressure": lambda: pressure(history, victims),
         "visible": lambda: visible_findings(history),
         "control": lambda: control(history),
         "oracle": oracle.check,
@@ -53,12 +53,13 @@ def judge_degrade(gate: Gate, history: History) -> r.Verdict:
     )
 
 
-def pressure(history: History, victims: int) -> list[r.Finding]:
-    """The fault's target held blocks of every victim (the store's own replica list), and victims were asked for."""
+def pressure(history: History, victims: Sequence[r.Observation]) -> list[r.Finding]:
+    """The fault's target held blocks of every victim (the store's own replica list), and victims were asked for after it."""
     fault = next((f for f in history.faults("inject")), None)
+    asked = sum(not o.cancelled and (fault is None or o.sent_s >= fault.t_s) for o in victims)
     owners = [f.value for f in history.facts("owners")]
     held = [o for o in owners if fault is not None and o["held_by"].get(fault.target, 0) > 0]
-    found = faults.no_pressure("victims asked for after the fault", victims, 1)
+    found = faults.no_pressure("victims asked for after the fault", asked, 1)
     if len(held) < len(owners) or not held:
         found += faults.no_pressure(
             f"victims with blocks on {fault.target if fault else 'the target'}", len(held), max(1, len(owners))

@@ -22,7 +22,7 @@ from suite.gates.judging_degrade import control
 from suite.gates.judging_degrade_pressure import check_landed, pressure, saved_before, surviving
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, cold_pairs, kind_of
-from suite.gates.stalls import stalls_of
+from suite.gates.stalls import stalls_of, without_stalls
 
 JUDGED = ("victim", "bystander", "saving", "traffic", "returned")
 """Kinds of requests that have to be answered right, in time and within budget, whatever was done to the stack."""
@@ -137,8 +137,10 @@ def judged_requests(history: History) -> list[r.Observation]:
 
 
 def baseline(history: History) -> list[r.Observation]:
-    """What requests cost here with nothing broken."""
-    return [o for o in history.observations(phase="baseline") if kind_of(o) in BASELINE]
+    """What requests cost here with nothing broken. The time for which the host stood still is no cost: a baseline that holds it
+    would allow every request after the fault three times as much."""
+    stalls = stalls_of(history) or []
+    return [without_stalls(o, stalls) for o in history.observations(phase="baseline") if kind_of(o) in BASELINE]
 
 
 # How did requests fare? ---------------------------------------------------------------------------------------------

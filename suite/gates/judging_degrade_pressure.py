@@ -5,7 +5,7 @@ from __future__ import annotations
 from reports import records as r
 from reports.history import History
 from suite.checks import faults
-from suite.checks.base import STORE_GET, STORE_STATUSES, too_few
+from suite.checks.base import STORE_GET, store_ops, too_few
 from suite.gates.degrade_cells import DATA, DISK, KEYS, OWNER, PEER, READER, Cell
 from suite.gates.judging import visible_findings
 from suite.gates.selections import kind_of
@@ -36,7 +36,10 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         return []  # check_landed says so
     degraded = history.observations(phase="degraded")
     victims = [o for o in degraded if kind_of(o) == "victim"]
-    found = faults.no_pressure("victims asked for after the fault", len(victims), 1)
+    asked = [
+        o for o in victims if not o.cancelled and o.done_s >= begin.t_s
+    ]  # some phases have them under way when it comes
+    found = faults.no_pressure("victims asked for after the fault", len(asked), 1)
     found += faults.no_pressure("engines that were not hurt and were looked at", len(surviving(history)), 1)
     owners = [f.value for f in history.facts("owners")]
     hurt = [f.target.rpartition(":")[2] for f in history.faults("inject")]  # of a link: the owner at its end
@@ -70,8 +73,7 @@ def saved_before(history: History) -> list[r.Finding]:
 def failed_loads(history: History) -> float:
     """Loads that failed, wholly or in part, on any engine between the snapshots around the fault."""
     deltas = [history.delta(name, "before-fault", "after-fault") or {} for name in surviving(history)]
-    bad = [f"store.{STORE_GET}.{status}.ops" for status in STORE_STATUSES if status != "ok"]
-    return sum(delta.get(name, 0.0) for delta in deltas for name in bad)
+    return sum(sum(store_ops(delta, STORE_GET, but_ok=True).values()) for delta in deltas)
 
 
 def landed_s(fault: r.FaultRecord) -> float:

@@ -67,6 +67,7 @@ def judge_identity(gate: Gate, history: History) -> r.Verdict:
         "pairs": judge_pairs,
         "enough pairs": lambda: _enough(params, pairs),
         "liveness": lambda: liveness.check_liveness(observed),
+        "clock": lambda: liveness.check_clock(observed),
         "oracle": oracle.check,
         "controls": lambda: _controls(history, pairs),
         "accounting": lambda: _accounting(history),

@@ -77,8 +77,8 @@ def check_damage(history: History) -> list[r.Finding]:
     """The value's digest changed, and the reader then used the block or failed to load it."""
     found = faults.check_faults(history.faults())
     o = victim_of(history)
-    if found or o is None:
-        return found or too_few("nobody asked for the damaged block")
+    if found or o is None or o.cancelled:
+        return found or too_few("nobody asked for the damaged block, or waited for the answer")
     delta = delta_of(history, o)
     if delta is None:
         return too_few("no counters around the request over the damaged block")

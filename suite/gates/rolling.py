@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from reports.history import History
@@ -15,7 +15,7 @@ from suite.gates.arms import REFERENCE
 from suite.gates.degrade_traffic import Traffic
 from suite.gates.judging_degrade_cells import twins, unexplained_logs, waited, within_budget
 from suite.gates.oracle import Oracle
-from suite.gates.stalls import StallWatch, stalled, stalls_of
+from suite.gates.stalls import StallWatch, stalled, stalls_of, without_stalls
 
 if TYPE_CHECKING:
     from fixtures.stack import Stack
@@ -99,7 +99,7 @@ def stops(history: History) -> list[r.Finding]:
         return missing
     unclean = [f for f in told if not f.landed]
     if not unclean:
-        return []
+        return faults.check_faults(told)  # each says how it is known
     return [
         finding(
             r.FindingCode.UNCLEAN_STOP,
@@ -126,19 +126,36 @@ def engines_of(history: History) -> list[str]:
     return [engine.name for engine in stack.engines if engine.name != REFERENCE] if stack else []
 
 
+def touched_by_stalls(history: History, sent: Sequence[r.Observation], stalls: list[dict[str, Any]]) -> list[r.Finding]:
+    """Requests that were under way while the host stood still, and failed, or took too long by more than that.
+
+    Whose doing it was is not known (``no-control``). Left out they may not be: the longer a request hangs, the sooner a stall
+    of a busy host meets it.
+    """
+    touched = [without_stalls(o, stalls) for o in sent if stalled(o, stalls)]
+    found = [*liveness.check_liveness(touched, min_requests=0), *within_budget(history, touched)]
+    if not found:
+        return []
+    text = f"{len(touched)} requests were under way while the host stood still; that time apart: {found[0].message}"
+    return [finding(r.FindingCode.NO_CONTROL, text, codes=[str(f.code) for f in found], stalls=stalls[:10])]
+
+
 def traffic_checks(
     history: History, phase: str
 ) -> tuple[list[r.Observation], dict[str, Callable[[], list[r.Finding]]]]:
-    """The traffic of that phase, but for what the host's own stalls touched, and what is asked of it."""
+    """The traffic of that phase, but for what the host's own stalls touched, and what is asked of it. Answers are right or wrong
+    however the host fares, so they are judged of all."""
     oracle = Oracle.of(history)
     stalls = stalls_of(history) or []
     sent = [o for o in history.observations(phase=phase) if o.role == "traffic"]
     traffic = [o for o in sent if not stalled(o, stalls)]
     return traffic, {
-        "pressure": lambda: faults.no_pressure("requests of steady traffic", len(traffic), LEAST_REQUESTS),
+        "pressure": lambda: faults.no_pressure("requests of steady traffic", len(sent), LEAST_REQUESTS),
         "oracle": oracle.check,
+        "clock": lambda: liveness.check_clock(sent),
         "liveness": lambda: liveness.check_liveness(traffic),
-        "answers": lambda: list(answers.judge_cold(twins(traffic), oracle.cold_limit_concurrent).findings),
+        "touched": lambda: touched_by_stalls(history, sent, stalls),
+        "answers": lambda: list(answers.judge_cold(twins(sent), oracle.cold_limit_concurrent).findings),
         "budget": lambda: within_budget(history, traffic),
         "logs": lambda: unexplained_logs(history),
     }

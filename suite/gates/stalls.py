@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fixtures.host_watch import HostWatch
 from reports import records as r
 from reports.history import History
@@ -51,6 +53,23 @@ def stalls_of(history: History) -> list[dict[str, Any]] | None:
     """The stalls of a case; None where nobody watched (a run of an earlier version)."""
     facts = history.facts(FACT)
     return [stall for fact in facts for stall in fact.value] if facts else None
+
+
+def without_stalls(o: r.Observation, stalls: list[dict[str, Any]]) -> r.Observation:
+    """The request as if the time for which the host stood still had not passed: what it took besides is not the host's doing.
+
+    Its text says nothing of when it was sent; a request that timed out stays one.
+    """
+
+    def lost_s(until_s: float) -> float:
+        lost = 0.0
+        for s in stalls:
+            lost += max(0.0, min(s["from_s"] + s["stall_s"], until_s) - max(s["from_s"], o.sent_s))
+        return lost
+
+    first_s = None if o.first_token_s is None else o.first_token_s - lost_s(o.first_token_s)
+    tokens_s = tuple(t - lost_s(t) for t in o.token_s)
+    return msgspec.structs.replace(o, first_token_s=first_s, token_s=tokens_s, done_s=o.done_s - lost_s(o.done_s))
 
 
 def stalled(o: r.Observation, stalls: list[dict[str, Any]]) -> bool:

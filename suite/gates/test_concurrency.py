@@ -45,7 +45,7 @@ class Concurrent(Gate):
 
     id = "P.concurrent"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = (
         "requests with one prefix at one moment, beside others, all get the cold answer and no block that is not theirs"
     )

@@ -75,7 +75,7 @@ class Options(Gate):
 
     id = "P.options"
     proof = ("foreign-block",)
-    version = 4
+    version = 5
     claim = "under every option of the connector and the scheduler reuse stays exact and answers stay right"
 
     def cases(self) -> Iterable[Case]:

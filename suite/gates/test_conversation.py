@@ -41,7 +41,7 @@ class Conversation(Gate):
 
     id = "P.conversation"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = (
         "growing, moving and branching conversations reuse exactly the whole blocks they share, with the cold answer"
     )

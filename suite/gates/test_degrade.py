@@ -46,6 +46,7 @@ class OwnerKilled(Gate):
     """
 
     id = "D.owner-killed"
+    version = 2
     proof = ("unsafe-policy", "lost-failure", "idle-fault")
     claim = "after the owner of stored blocks is killed, requests for them are answered right, with 200, within budget"
 

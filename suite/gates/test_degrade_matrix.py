@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CellGate(Gate):
     """A gate whose cases are the cells of one target; the subclasses say what each claims."""
 
-    version = 3
+    version = 4
     target: ClassVar[str]
 
     def __init_subclass__(cls) -> None:

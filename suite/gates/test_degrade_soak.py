@@ -40,7 +40,7 @@ class Soak(Gate):
     """
 
     id = "D.soak"
-    version = 2
+    version = 3
     claim = "after any number of faults the stack is as good as new: traffic beside them is good, and nothing grows"
 
     def cases(self) -> Iterable[Case]:

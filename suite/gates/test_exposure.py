@@ -20,6 +20,9 @@ PROMPT_TOKENS = 65
 
 LOOPBACK = "127.0.0.1"
 
+UNDER_LEASE = -706
+"""The store's answer to a removal of what somebody has just looked up or read (``fixtures.store_tool``)."""
+
 CONTROL_BYTES = 4096
 """Size of the object that the foreign client puts, reads and removes itself: its tools work."""
 
@@ -122,7 +125,7 @@ class ForeignClient(Gate):
     """
 
     id = "O.foreign-client"
-    version = 2
+    version = 3
     claim = "a process that merely reaches the master cannot read or delete what the engines stored"
     min_engines = 1
 
@@ -178,7 +181,9 @@ def _reached(fact: dict[str, Any], listed_after: bool) -> list[r.Finding]:
                 **fact,
             )
         ]
-    if listed_after:
+    if listed_after and fact["answer"] == UNDER_LEASE:
+        return too_few("a lease protected the block just then, whoever asks: nothing was refused")
+    if listed_after and fact["answer"] != 0:
         return []
     return [finding(r.FindingCode.EXPOSED_PORT, "a client without any credential deleted a stored block", **fact)]
 

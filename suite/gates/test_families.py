@@ -104,7 +104,7 @@ class Families(Gate):
 
     id = "P.families"
     proof = ("foreign-block", "half-block")
-    version = 3
+    version = 4
     claim = "reuse is exact and answers are right for every family of attention that can be run here"
     may_be_refused = True
 
@@ -146,6 +146,7 @@ class SharedPrefix(Gate):
     """
 
     id = "P.shared-prefix"
+    version = 2
     proof = ("whole-prompts",)
     claim = "a prefix shared by prompts that part behind it is reused on another engine, whatever the model keeps of it"
     may_be_refused = True

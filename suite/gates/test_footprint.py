@@ -44,6 +44,7 @@ class Footprint(Gate):
     """
 
     id = "O.footprint"
+    version = 2
     claim = (
         "a request served from the pool costs few lookups and little time, and leaves no KV behind, cancelled or not"
     )

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from reports import records as r
 from reports.history import History
-from suite.contract import Case, Gate
+from suite.checks.base import EXTERNAL, finding, too_few
+from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, reuse_arms
-from suite.gates.judging import judge_arms, parity_findings
+from suite.gates.judging import delta_of, judge_arms, ordered, parity_findings, read_in_full
+from suite.gates.selections import kind_of
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
@@ -48,7 +50,7 @@ class Share(Gate):
 
     id = "H.share"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "engines over one pool share exactly the whole blocks of a common prefix, in both directions"
     proof = (
         "foreign-block",
@@ -65,7 +67,8 @@ class Share(Gate):
         collect_share(stack, case)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history, extra=parity_findings(history))
+        roles = ("cold", "native", "external", "native-2", "control")
+        return judge_arms(self, history, roles=roles, extra=parity_findings(history))
 
 
 class SeedNamed(Gate):
@@ -73,12 +76,14 @@ class SeedNamed(Gate):
 
     How it can lie: without this, H.share's silence about seeds would be worth nothing: it may be unable to see them.
     Oracle: H.share's own judgement of a stack in which one engine has another seed must be FAIL with ``seed-mismatch``
-    first; the saver's own read-back (same stack, same prompt) is the positive control.
+    first, and the engines must indeed have shared nothing: a cause without its effect is no cause. The saver's own
+    read-back (same stack, same prompt) is the positive control.
     Turns red: a parity check that reads the launcher's environment, or a release in which seeds no longer matter.
     """
 
     id = "H.seed"
     judges_lmcache = True
+    version = 2
     claim = "a hash seed that differs between two engines is caught and named before anyone wonders about a hit rate"
     proof = ("launcher-environment",)
 
@@ -94,26 +99,59 @@ class SeedNamed(Gate):
     def judge(self, history: History) -> r.Verdict:
         inner = SHARE.judge(history)
         got = f"H.share on this stack: {inner.outcome} {inner.finding}"
-        wanted = f"FAIL {r.FindingCode.SEED_MISMATCH}, naming both seeds"
+        wanted = f"FAIL {r.FindingCode.SEED_MISMATCH}, naming both seeds; no block shared"
         if inner.outcome in (r.Outcome.HARNESS_ERROR, r.Outcome.INCONCLUSIVE):
             return self.verdict(history, inner.outcome, findings=inner.findings, got=got, wanted=wanted)
         if inner.finding == r.FindingCode.SEED_MISMATCH:
-            named = inner.findings[0].message
-            return self.verdict(history, r.Outcome.PASS, got=f"named: {named}", wanted=wanted, numbers=inner.numbers)
-        finding = r.Finding(
-            code=r.FindingCode.MISLEADING_MESSAGE,
-            message=f"a different hash seed was not named: {got}",
-            evidence={"inner": inner.finding},
+            findings = ordered([*_effect(history), *_beside(inner)])
+            named = f"named: {inner.findings[0].message}"
+            return self.verdict(
+                history,
+                outcome_of(findings),
+                findings=findings,
+                got=findings[0].message if findings else named,
+                wanted=wanted,
+                numbers=inner.numbers,
+                next_command=f"pytest -m gates -k '{history.case.case_id}'" if findings else "",
+            )
+        unnamed = finding(
+            r.FindingCode.MISLEADING_MESSAGE, f"a different hash seed was not named: {got}", inner=inner.finding
         )
         return self.verdict(
             history,
             r.Outcome.FAIL,
-            findings=(finding, *inner.findings),
+            findings=(unnamed, *inner.findings),
             got=got,
             wanted=wanted,
             cause="the tested release no longer depends on the seed, or the parity check cannot see it",
             production="invisible",
         )
+
+
+def _effect(history: History) -> list[r.Finding]:
+    """The seed that was named did keep the engines apart, on a pool that works: the saver reads its own blocks back."""
+    asked = {
+        kind: [o for o in history.observations() if kind_of(o) == kind and o.ok] for kind in ("external", "control")
+    }
+    if not asked["external"] or delta_of(history, asked["external"][0]) is None:
+        return too_few("nobody saw what the reader got of the saver's blocks")
+    if not any(read_in_full(history, o) for o in asked["control"]):
+        return [finding(r.FindingCode.NO_CONTROL, "the saver did not read its own blocks back from the pool in full")]
+    first = asked["external"][0]
+    shared = int((delta_of(history, first) or {}).get(EXTERNAL, 0))
+    if not shared and not first.cached_tokens:
+        return []
+    message = f"a seed that differs was named as the cause, and the reader got {shared} external tokens all the same"
+    return [finding(r.FindingCode.MISLEADING_MESSAGE, message, request_id=first.request_id, external_tokens=shared)]
+
+
+EFFECTS_OF_A_SEED = (r.FindingCode.SEED_MISMATCH, r.FindingCode.ZERO_HITS, r.FindingCode.ORACLE_BLIND)
+"""What H.share finds where engines share nothing: no hit, and no planted block that the reader could have read."""
+
+
+def _beside(inner: r.Verdict) -> list[r.Finding]:
+    """What H.share found that a seed does not explain."""
+    return [f for f in inner.findings if f.code not in EFFECTS_OF_A_SEED]
 
 
 SHARE = Share()

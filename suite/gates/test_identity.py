@@ -71,7 +71,7 @@ class OtherEngine(Gate):
     id = "I.engine"
     proof = ("ignored-prefix",)
     judges_lmcache = True
-    version = 5
+    version = 6
     claim = "two engines that differ in one setting reuse nothing of each other, or answer as if they were alone"
 
     def cases(self) -> Iterable[Case]:
@@ -126,7 +126,7 @@ class Salt(Gate):
 
     id = "I.salt"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "blocks saved under one cache salt are reused under that salt alone"
     proof = ("ignored-salt",)
 
@@ -177,7 +177,7 @@ class Adapter(Gate):
     id = "I.lora"
     proof = ("ignored-adapter",)
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "KV of one adapter is reused neither by the base model nor by another adapter, whatever its name"
 
     CASES = {

@@ -45,7 +45,7 @@ class Integrity(Gate):
 
     id = "P.integrity"
     proof = ("lost-failure",)
-    version = 2
+    version = 3
     claim = "a stored block whose bytes changed is refused and recomputed, never served"
 
     def cases(self) -> Iterable[Case]:

@@ -43,6 +43,7 @@ class MasterMoved(Gate):
     """
 
     id = "O.master-moved"
+    version = 2
     claim = (
         "when the master moves to another address, every request is answered right and in time, and engines share again"
     )

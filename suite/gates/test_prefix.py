@@ -35,7 +35,7 @@ class Boundary(Gate):
 
     id = "P.boundary"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "around every block boundary an external hit covers exactly the whole blocks, and answers like a native hit"
     proof = (
         "foreign-block",
@@ -72,7 +72,7 @@ class Boundary(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history)
+        return judge_arms(self, history, roles=("cold", "native", "external", "native-2"))
 
 
 class Local(Gate):
@@ -86,7 +86,7 @@ class Local(Gate):
 
     id = "P.local"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "the engine's own prefix cache covers exactly the whole blocks of a prompt, and answers like a cold request"
     needs_pool = False
     min_engines = 1
@@ -124,7 +124,7 @@ class Divergent(Gate):
 
     id = "P.divergent"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = "a prompt that parts from a saved one inside a block reuses only the whole blocks before it"
     proof = (
         "foreign-block",
@@ -167,7 +167,8 @@ class Divergent(Gate):
         stack.scan_logs(case.id)
 
     def judge(self, history: History) -> r.Verdict:
-        return judge_arms(self, history)
+        first = "native" if history.case.params["short"] else "cold"
+        return judge_arms(self, history, roles=(f"{first}/divergent", "external/divergent", "external/control"))
 
 
 BOUNDARY = Boundary()

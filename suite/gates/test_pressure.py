@@ -93,7 +93,7 @@ class Pressure(Gate):
 
     id = "P.pressure"
     proof = ("foreign-block",)
-    version = 3
+    version = 4
     claim = (
         "under eviction, preemption, short leases and cancellations every answer is right, and nothing is left in use"
     )

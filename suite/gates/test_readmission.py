@@ -11,7 +11,7 @@ from fixtures.healthy import prove_healthy
 from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
-from suite.checks.base import STORE_GET, STORE_LOOKUP, STORE_STATUSES, finding, run
+from suite.checks.base import STORE_GET, STORE_LOOKUP, finding, run, store_ops
 from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves
@@ -55,7 +55,7 @@ class Readmission(Gate):
     """
 
     id = "P.readmission"
-    version = 2
+    version = 3
     claim = "after a load that failed as a whole the request is answered, and holds up nobody, in a cache not twice its size"
 
     def cases(self) -> Iterable[Case]:
@@ -140,12 +140,12 @@ def _failed_since(stack: Stack, engine: str, before: r.MetricsSnapshot) -> bool:
 
 def failed_loads(values: dict[str, float]) -> float:
     """Loads that failed, wholly or in part, in a snapshot or a difference."""
-    return sum(values.get(f"store.{STORE_GET}.{status}.ops", 0.0) for status in STORE_STATUSES if status != "ok")
+    return sum(store_ops(values, STORE_GET, but_ok=True).values())
 
 
 def lookups(values: dict[str, float]) -> float:
     """Lookups in a snapshot or a difference."""
-    return sum(values.get(f"store.{STORE_LOOKUP}.{status}.ops", 0.0) for status in STORE_STATUSES)
+    return sum(store_ops(values, STORE_LOOKUP).values())
 
 
 def judge_readmission(gate: Gate, history: History) -> r.Verdict:

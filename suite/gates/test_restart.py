@@ -48,6 +48,7 @@ class Restarted(Gate):
     """
 
     id = "P.restart"
+    version = 2
     proof = ("lost-block",)
     claim = (
         "after a restart exactly the blocks that are still listed are read, all answers are right, and new saves hit"

@@ -32,7 +32,7 @@ class RollingRestart(Gate):
     """
 
     id = "O.rolling-restart"
-    version = 2
+    version = 3
     claim = "engines that are restarted one after the other, each drained first, cost no client a request"
 
     def cases(self) -> Iterable[Case]:

@@ -58,7 +58,7 @@ class Sampled(Gate):
 
     id = "P.sampled"
     judges_lmcache = True
-    version = 2
+    version = 3
     claim = (
         "sampled, multiple, non-streamed and chat requests return the same from the pool as from the engine's own cache"
     )

@@ -55,7 +55,7 @@ class LoadSize(Gate):
 
     id = "P.size"
     judges_lmcache = True
-    version = 3
+    version = 4
     claim = (
         "loads of one block to 20,000 slices, first and repeated, give the native answer and move exactly their bytes"
     )
@@ -135,7 +135,8 @@ class LoadSize(Gate):
 
     def judge(self, history: History) -> r.Verdict:
         extra = [*_owner_findings(history), *_idle_findings(history)]
-        return judge_arms(self, history, extra=extra, numbers=_slices(history))
+        roles = ("cold", "native", "external", "native-2", "external/again-2", "external/again-3")
+        return judge_arms(self, history, roles=roles, extra=extra, numbers=_slices(history))
 
 
 RESTED = "external/rested"

@@ -49,7 +49,7 @@ def ask(
         "token_s": (at_s + took_s, at_s + took_s + 0.01),
         "done_s": at_s + took_s + 0.02,
         "deadline_s": 15.0,
-        "sampling": {"max_tokens": 8, "temperature": 0.0, "logprobs": 2},
+        "sampling": {"max_tokens": 2, "temperature": 0.0, "logprobs": 2},
     }
     tops = changes.pop("tops", RIGHT)
     made = answer(name, (7, 8), tops)
@@ -198,7 +198,7 @@ def records(cell: Cell) -> list[r.Record]:
                 FAULT_S + 9.0,
                 engine=name,
                 number=200,
-                tokens=4088,
+                tokens=4094,
                 case_id=cell.id,
             )
         )

@@ -284,7 +284,7 @@ class SimulatedStack(Stack):
     def _read(self, engine: str, prompt: tuple[int, ...], salt: str | None) -> tuple[int, int, bool, bool]:
         """Local and external tokens, whether a wrong block was used, whether the request never ends."""
         held = self.held[engine]
-        keys = _keys(prompt[:-1], None if "ignored-salt" in self.lies else salt)
+        keys = self._keys(engine, prompt[:-1], None if "ignored-salt" in self.lies else salt)
         local = _leading(keys, held.local)
         found = 0 if "zero-hits" in self.lies else _leading(keys, self.pool)
         held.counted["store.lookup_exists.ok.ops"] += 1 if keys else 0
@@ -325,11 +325,15 @@ class SimulatedStack(Stack):
         return external * BYTES_A_TOKEN
 
     def _keep(self, engine: str, prompt: tuple[int, ...], tokens: tuple[int, ...], salt: str | None, most: int) -> None:
-        self.held[engine].local.update(_keys(prompt + tokens[:-1], salt))
+        self.held[engine].local.update(self._keys(engine, prompt + tokens[:-1], salt))
         if most > 1 and "unsaved" not in self.lies:
             saved = prompt + tokens[:-1] if "saves-outputs" in self.lies else prompt
-            for key in _keys(saved, salt):
+            for key in self._keys(engine, saved, salt):
                 self.pool.setdefault(key, key)
+
+    def _keys(self, engine: str, tokens: tuple[int, ...], salt: str | None) -> list[str]:
+        apart = "other-seed" in self.lies and engine == "e1"  # whose keys no other engine makes
+        return _keys(tokens, f"{salt}, hashed by {engine}" if apart else salt)
 
     def _answer(
         self, prompt: tuple[int, ...], body: dict[str, Any], number: int, wrong: bool

@@ -94,6 +94,10 @@ def test_every_stack_gets_the_same_trace(share: int) -> None:
 
 
 # The page
+TOLD = r.Outcome.UNTESTABLE
+"""Of verdicts that stand here without records of their own: any other outcome would not be taken over."""
+
+
 def _run(folder: Path) -> Path:
     facts = [
         samples.measured(
@@ -111,13 +115,9 @@ def _run(folder: Path) -> Path:
     }
     verdicts = [
         r.Verdict(case_id=CASE, gate="B.sweep", outcome=r.Outcome.PASS, claim="c", got="4 replays"),
-        r.Verdict(case_id="B.ttft.t512", gate="B.ttft", outcome=r.Outcome.PASS, claim="c", got="fast", numbers=numbers),
-        r.Verdict(
-            case_id="B.promise.s90-e1", gate="B.promise", outcome=r.Outcome.PASS, claim="c", got="hit rate so and so"
-        ),
-        r.Verdict(
-            case_id="B.break-even.tokens", gate="B.break-even", outcome=r.Outcome.PASS, claim="c", got="between a and b"
-        ),
+        r.Verdict(case_id="B.ttft.t512", gate="B.ttft", outcome=TOLD, claim="c", got="fast", numbers=numbers),
+        r.Verdict(case_id="B.promise.s90-e1", gate="B.promise", outcome=TOLD, claim="c", got="hit rate so and so"),
+        r.Verdict(case_id="B.break-even.tokens", gate="B.break-even", outcome=TOLD, claim="c", got="between a and b"),
     ]
     with EvidenceWriter(folder) as writer:
         writer.write(r.RunStarted(run_id="run-1", suite_version="1", wall_s=0.0, t_s=0.0, host=samples.HOST))

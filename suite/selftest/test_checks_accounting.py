@@ -116,6 +116,7 @@ def test_a_missing_store_counter_is_not_zero() -> None:
         (96, {"prompt_tokens__external": 0}),
         (96, {"store__load_get__ok__bytes": 0}),  # a claimed hit that moved nothing
         (96, {"store__load_get__partial_failure__ops": 1}),  # bytes right, yet a load failed
+        (96, {"store__load_get__timed_out__ops": 1}),  # the same, under a status that no known release has
     ],
 )
 def test_disagreeing_sources(cached: int, changes: Changes) -> None:

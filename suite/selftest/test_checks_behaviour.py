@@ -56,6 +56,8 @@ def test_answered_requests_pass() -> None:
         ({"finish_reason": None}, "failed-request"),
         ({"finish_reason": "error"}, "failed-request"),
         ({"output_token_ids": ()}, "failed-request"),
+        ({"sampling": {"max_tokens": 8}}, "failed-request"),  # it ended at its length, and is not that long
+        ({"more_choices": (r.Choice(output_token_ids=(1,), finish_reason="length"),)}, "failed-request"),
         ({"timed_out": True, "http_status": None}, "hang"),
         ({"done_s": 200.0}, "hang"),  # nobody cut it off, but it is late all the same
     ],
@@ -188,6 +190,8 @@ def test_lookups_are_bounded() -> None:
     )
     assert codes(lookups(None)) == FEW
     assert codes(degrade.check_lookups([], delta(0), max_lookups=3)) == FEW
+    renamed = {**none, "store.lookup_exists.timed_out.ops": 50.0}
+    assert codes(degrade.check_lookups(sent, renamed, max_lookups=3)) == ["unbounded-lookups"]
     with pytest.raises(KeyError, match="store counters"):
         lookups({"prompt_tokens": 1.0})
 

@@ -213,7 +213,12 @@ EXPECTED = Expected(local_tokens=0, external_tokens=96, prompt_tokens=100, block
 
 def test_a_good_request_has_no_finding() -> None:
     assert check_hits(observation(cached_tokens=96), delta(100, external=96), EXPECTED) == []
-    assert check_hits(observation(cached_tokens=96), None, EXPECTED) == []
+
+
+def test_without_counters_nobody_knows_which_source_a_hit_came_from() -> None:
+    assert codes(check_hits(observation(cached_tokens=96), None, EXPECTED)) == ["too-few-observations"]
+    assert codes(check_hits(observation(cached_tokens=0), None, EXPECTED)) == ["zero-hits"]
+    assert check_hits(observation(cached_tokens=96), None, EXPECTED, mode="between") == []
 
 
 @pytest.mark.parametrize(

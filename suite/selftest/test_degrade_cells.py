@@ -210,6 +210,8 @@ RED: dict[str, tuple[Cell, tuple[Change, ...], str, str]] = {
     "no cold answers": (FREEZE, (replaced(lambda rec: role_of(rec).startswith("cold"), lambda _: None),), "INCONCLUSIVE", "too-few-observations"),
     "counters not read": (OWNED, (dropped(r.MetricsSnapshot, label="after-fault", unit="e1"),), "INCONCLUSIVE", "too-few-observations"),
     "no control": (FREEZE, (dropped(r.Observation, role="control/0"),), "INCONCLUSIVE", "no-control"),
+    "every victim was cancelled": (FREEZE, (replaced(lambda rec: role_of(rec).startswith("victim"), lambda rec: msgspec.structs.replace(rec, cancelled=True)),), "HARNESS_ERROR", "no-pressure"),
+    "the fault came after all was over": (FREEZE, (replaced(lambda rec: isinstance(rec, r.FaultRecord) and rec.action == "inject", lambda rec: msgspec.structs.replace(rec, t_s=rec.t_s + 1000)),), "HARNESS_ERROR", "no-pressure"),
     "nobody waited for hits": (FREEZE, (dropped(r.WaitRecord, what="hits-back"),), "INCONCLUSIVE", "too-few-observations"),
     "nobody looked whether a joiner shares": (Cell(cells.MASTER, "freeze", "idle", "before-ttl", joiner=True), (), "INCONCLUSIVE", "too-few-observations"),
     "nobody asked for health": (FREEZE, (dropped(r.HealthProbe),), "INCONCLUSIVE", "too-few-observations"),
@@ -337,6 +339,18 @@ def test_a_host_that_stood_still_is_a_control_that_failed() -> None:
     assert judged(FREEZE, still(FAULT_S + 1)).outcome is r.Outcome.INCONCLUSIVE
     assert judged(FREEZE, still(FAULT_S - 20), late("victim/1", 5.0)).finding == "slow-degrade"  # before the fault
     assert judged(OWNED, still(FAULT_S + 1), changed("victim/1", top_logprobs=WRONG)).finding == "wrong-answer"
+
+
+def test_a_stall_in_the_baseline_buys_no_time_after_the_fault() -> None:
+    slow = replaced(
+        lambda rec: isinstance(rec, r.Observation) and rec.phase == "baseline",
+        lambda rec: msgspec.structs.replace(
+            rec, first_token_s=rec.sent_s + 4.0, token_s=(rec.sent_s + 4.0,) * 2, done_s=rec.sent_s + 4.1
+        ),
+    )
+    still = added(r.Fact(name="host.stalls", t_s=FAULT_S + 9, value=[{"from_s": 70.01, "stall_s": 3.8}]))
+    assert judged(FREEZE, slow, late("victim/1", 5.0)).outcome is r.Outcome.PASS  # three times a cold request of 4 s
+    assert judged(FREEZE, slow, still, late("victim/1", 5.0)).finding == "slow-degrade"
 
 
 def test_the_watch_notes_when_it_could_not_wake() -> None:

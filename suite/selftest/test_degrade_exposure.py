@@ -63,6 +63,9 @@ def test_what_a_foreign_client_may_do() -> None:
     assert foreign("digest", {"bytes": 64, "sha256": "x"}).finding == "exposed-port"
     assert foreign("remove", -1).outcome is r.Outcome.PASS
     assert foreign("remove", 0, listed_after=False).finding == "exposed-port"
+    assert (
+        foreign("remove", 0).finding == "exposed-port"
+    )  # the store said that it is gone, whatever its listing still shows
 
 
 def test_nothing_to_reach_for_is_no_pass() -> None:
@@ -70,4 +73,5 @@ def test_nothing_to_reach_for_is_no_pass() -> None:
     assert foreign("digest", None, own=0).outcome is r.Outcome.INCONCLUSIVE
     assert foreign("digest", None, able=False).outcome is r.Outcome.INCONCLUSIVE
     assert foreign("remove", -1, able=False).outcome is r.Outcome.INCONCLUSIVE
+    assert foreign("remove", -706).outcome is r.Outcome.INCONCLUSIVE  # under a lease it is refused to everybody
     assert judged(FOREIGN_CLIENT).outcome is r.Outcome.INCONCLUSIVE

@@ -95,6 +95,18 @@ def other_process() -> Change:
     )
 
 
+def killed_at(t_s: float) -> Change:
+    """Another time of the fault: after everything that was to follow it, say."""
+    return replaced(lambda rec: isinstance(rec, r.FaultRecord), lambda rec: msgspec.structs.replace(rec, t_s=t_s))
+
+
+def every_victim(**changes: Any) -> Change:
+    return replaced(
+        lambda rec: isinstance(rec, r.Observation) and rec.role.startswith("victim/"),
+        lambda rec: msgspec.structs.replace(rec, **changes),
+    )
+
+
 def test_a_fleet_that_degrades_to_recompute_passes() -> None:
     verdict = judged()
     assert verdict.outcome is Out.PASS, verdict.findings
@@ -117,6 +129,8 @@ def test_a_fleet_that_degrades_to_recompute_passes() -> None:
         ),
         (other_process(), Out.FAIL, F.ENGINE_DIED),
         (held_elsewhere(), Out.HARNESS_ERROR, F.NO_PRESSURE),
+        (killed_at(FAULT_S + 1000), Out.HARNESS_ERROR, F.NO_PRESSURE),
+        (every_victim(cancelled=True), Out.HARNESS_ERROR, F.NO_PRESSURE),
         (asked("control/0", cached_tokens=0, error="x", http_status=500), Out.INCONCLUSIVE, F.NO_CONTROL),
         (dropped(lambda rec: isinstance(rec, r.HealthProbe)), Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS),
         (dropped(lambda rec: isinstance(rec, r.ProcessSnapshot)), Out.INCONCLUSIVE, F.TOO_FEW_OBSERVATIONS),

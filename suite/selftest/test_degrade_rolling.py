@@ -10,6 +10,7 @@ import pytest
 from reports import records as r
 from reports.history import History
 from suite.contract import safe_judge
+from suite.gates.stalls import FACT as STALLS
 from suite.gates.test_rolling import ROLLING_RESTART
 from suite.selftest.degrade_samples import BUDGET, WRONG, Change, ask, calibration, engine, replaced, wait
 
@@ -98,12 +99,46 @@ RED: dict[str, tuple[Change, str]] = {
     "a slow neighbour": (of(r.Observation, {"request_id": "t5"}, first_token_s=109.0, token_s=(109.0, 109.0), done_s=109.1), "slow-degrade"),
     "does not come back": (of(r.StartAttempt, {"unit": "e1"}, result="neither"), "never-ready"),
     "does not share again": (of(r.WaitRecord, {"what": "hits-back/e0"}, came_true=False), "hits-not-back"),
+    "a stop that nobody saw": (of(r.FaultRecord, {"target": "e1"}, proof={}), "fault-did-not-land"),
+    "a clock that went back": (of(r.Observation, {"request_id": "t5"}, done_s=1.0), "harness-exception"),
     "nothing was stopped": (gone(r.FaultRecord), "no-pressure"),
     "one was never stopped": (gone(r.FaultRecord, target="e1"), "no-pressure"),
     "nobody looked whether one shares again": (gone(r.WaitRecord, what="hits-back/e1"), "too-few-observations"),
     "no traffic": (gone(r.Observation, phase="rolling"), "no-pressure"),
     "nobody looked whether hits are back": (replaced(lambda rec: isinstance(rec, r.WaitRecord), lambda _: None), "too-few-observations"),
 }  # fmt: skip
+
+
+def stalled(stall_s: float, *changes: Change) -> r.Verdict:
+    """The host stood still while the request t5 was under way."""
+    sent_s = next(o.sent_s for o in records() if isinstance(o, r.Observation) and o.request_id == "t5")
+    fact = r.Fact(name=STALLS, t_s=900.0, value=[{"from_s": sent_s + 0.01, "stall_s": stall_s}])
+    return judged(*changes, lambda rows: [*rows[:-1], fact, rows[-1]])
+
+
+def late(took_s: float) -> Change:
+    sent_s = next(o.sent_s for o in records() if isinstance(o, r.Observation) and o.request_id == "t5")
+    first_s = sent_s + took_s
+    return of(r.Observation, {"request_id": "t5"}, first_token_s=first_s, token_s=(first_s, first_s), done_s=first_s)
+
+
+def test_a_request_that_is_late_by_a_stall_of_the_host_is_nobodys_fault() -> None:
+    assert stalled(4.0, late(4.2)).outcome is r.Outcome.PASS
+    assert judged(late(4.2)).finding == "slow-degrade"
+
+
+HUNG = of(r.Observation, {"request_id": "t5"}, timed_out=True, http_status=None, error="deadline", output_token_ids=(), top_logprobs=(), token_s=(), first_token_s=None)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [late(9.0), HUNG, RED["a request lost"][0]])
+def test_a_stall_does_not_explain_what_took_longer_or_failed(change: Change) -> None:
+    verdict = stalled(1.1, change)
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, "no-control"), verdict.findings
+
+
+def test_a_wrong_answer_is_one_however_the_host_fares() -> None:
+    verdict = stalled(1.1, RED["another answer"][0])
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.FAIL, "wrong-answer"), verdict.findings
 
 
 def upgraded(engine_name: str, runs: str = "/second/bin/python") -> Change:

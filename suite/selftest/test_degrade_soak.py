@@ -19,6 +19,7 @@ from suite.contract import safe_judge
 from suite.gates.degrade_cells import MASTER, Cell
 from suite.gates.degrade_soak import HARNESS, LASTS_S, MENU, QUIET_S, harness_snapshot, replay_command, schedule
 from suite.gates.degrade_traffic import MAX_OPEN, Traffic
+from suite.gates.stalls import FACT as STALLS
 from suite.gates.test_degrade_soak import SOAK, asked_for, duration_s
 from suite.selftest.degrade_samples import (
     BUDGET,
@@ -213,6 +214,15 @@ def test_each_defect_of_a_soak_is_found(name: str) -> None:
     changes, code = RED[name]
     verdict = judged(*changes)
     assert verdict.finding == code, [f.message for f in verdict.findings]
+
+
+def test_a_short_stall_does_not_excuse_a_request_that_hangs() -> None:
+    lost = of_request("t0/1", timed_out=True, http_status=None, error="deadline", output_token_ids=(), top_logprobs=(), token_s=(), first_token_s=None)  # fmt: skip
+    assert judged(lost).finding == "hang"
+    sent_s = next(o.sent_s for o in records() if isinstance(o, r.Observation) and o.request_id == "t0/1")
+    fact = r.Fact(name=STALLS, t_s=900.0, value=[{"from_s": sent_s, "stall_s": 1.1}])
+    verdict = judged(lost, lambda rows: [*rows[:-1], fact, rows[-1]])
+    assert (verdict.outcome, verdict.finding) == (r.Outcome.INCONCLUSIVE, "no-control"), verdict.findings
 
 
 def test_growth_is_not_judged_on_a_few_faults_and_that_is_said() -> None:

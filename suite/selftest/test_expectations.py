@@ -6,6 +6,7 @@ import pytest
 
 from fixtures.errors import UsageError
 from fixtures.expectations import EXPECTATIONS_DIR, load_expectations
+from fixtures.pytest_support.outcomes import Disposition, dispose
 from reports import records as r
 
 pytestmark = pytest.mark.selftest
@@ -29,8 +30,8 @@ def write(tmp_path: Path, *entries: dict[str, str]) -> str:
     return str(path)
 
 
-def verdict(outcome: str, code: str = "") -> r.Verdict:
-    findings = (r.Finding(code=r.FindingCode(code), message=""),) if code else ()
+def verdict(outcome: str, *codes: str) -> r.Verdict:
+    findings = tuple(r.Finding(code=r.FindingCode(code), message="") for code in codes)
     return r.Verdict(case_id="X.a.1", gate="X.a", outcome=r.Outcome(outcome), claim="", findings=findings)
 
 
@@ -53,6 +54,28 @@ def test_one_of_adds_accepted_verdicts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("new", ["engine-died", "kv-leak", "hits-not-back", "admission-refused"])
+def test_a_failure_of_its_own_does_not_hide_behind_a_known_one(tmp_path: Path, new: str) -> None:
+    slow = {**GOOD, "finding": '"slow-degrade"'}
+    expected = load_expectations(write(tmp_path, slow), {"X.a.1"}, installed=INSTALLED).results["X.a.1"]
+    assert expected.met_by(verdict("FAIL", "slow-degrade", "unbounded-lookups", "unexplained-log"))
+    worse = verdict("FAIL", "slow-degrade", new)
+    assert not expected.met_by(worse)
+    disposition, why = dispose(worse, expected)
+    assert disposition is Disposition.FAILED
+    assert why == f"expected FAIL slow-degrade (known), got FAIL slow-degrade, and beside it {new}"
+    known = {**slow, "also": f'["{new}"]'}
+    expected = load_expectations(write(tmp_path, known), {"X.a.1"}, installed=INSTALLED).results["X.a.1"]
+    assert expected.met_by(worse)
+
+
+def test_wrong_answers_may_come_with_reuse_that_came_out_right(tmp_path: Path) -> None:
+    wrong = {**GOOD, "finding": '"wrong-answer"'}
+    expected = load_expectations(write(tmp_path, wrong), {"X.a.1"}, installed=INSTALLED).results["X.a.1"]
+    assert expected.met_by(verdict("FAIL", "wrong-answer", "foreign-reuse"))
+    assert not expected.met_by(verdict("FAIL", "wrong-answer", "kv-leak"))
+
+
 @pytest.mark.parametrize(
     ("versions", "why"),
     [
@@ -71,6 +94,7 @@ BAD = [
     ({"id": '"X.a.2"'}, "no gate has a case of this id"),
     ({"verdict": '"PASS"', "finding": ""}, "PASS' needs no entry"),
     ({"verdict": '"HARNESS_ERROR"', "finding": '"no-pressure"'}, "HARNESS_ERROR can never be expected"),
+    ({"also": '["slow-degrade"]'}, "only wrong-answer, foreign-reuse"),
     ({"one_of": '[{ verdict = "HARNESS_ERROR" }]'}, "HARNESS_ERROR can never be expected"),
     ({"verdict": '"UNTESTABLE"'}, "one of PASS, FAIL, INCONCLUSIVE"),
     ({"verdict": '"Fail"'}, "verdict = 'Fail'"),

@@ -71,6 +71,31 @@ def test_choices_that_do_not_add_up_are_found() -> None:
     assert F.CONSERVATION in codes(SAMPLED, "P.sampled.several", change)
 
 
+@pytest.mark.parametrize("what", ["the answer", "the counters"])
+def test_a_sampled_case_without_its_external_arm_is_no_pass(what: str) -> None:
+    asked = next(
+        o for o in collected(SAMPLED, "P.sampled.whole") if isinstance(o, r.Observation) and o.role == "external"
+    )
+    lost = {f"{asked.request_id}:before", f"{asked.request_id}:after"}
+
+    def forget(rec: r.Record) -> r.Record | None:
+        if what == "the answer":
+            return None if rec is asked else rec
+        return None if isinstance(rec, r.MetricsSnapshot) and rec.label in lost else rec
+
+    assert F.TOO_FEW_OBSERVATIONS in codes(SAMPLED, "P.sampled.whole", forget)
+
+
+def test_a_control_that_nobody_saw_reading_the_pool_is_none() -> None:
+    """The saver's read-back tells its cached tokens; whether they came from the pool only the counters say."""
+    made = Made().history()
+    read = next(o for o in made.observations() if o.role.startswith("control/"))
+    labels = {f"{read.request_id}:before", f"{read.request_id}:after"}
+    kept = [rec for rec in made.records if not (isinstance(rec, r.MetricsSnapshot) and rec.label in labels)]
+    verdict = safe_judge(OTHER_ENGINE, History(kept, before=made.before).for_case(made.case.case_id))
+    assert (verdict.outcome, verdict.finding) == (Out.INCONCLUSIVE, F.NO_CONTROL), verdict.findings
+
+
 def test_a_sampled_case_whose_prompt_was_not_in_the_pool_has_no_control() -> None:
     whole = next(
         o.cached_tokens

@@ -540,6 +540,18 @@ def test_resume_judges_again_what_was_not_decided_and_refuses_another_stack(tree
     assert [line for line in tree.pool_log if "P.a.1" in line] == ["collect P.a.1"]
 
 
+def test_resume_does_not_take_over_what_another_version_of_the_gate_judged(tree: Tree) -> None:
+    tree.gates('case("P.a", "1", verdict="fail")')
+    assert tree.run("-m", "gates").ret == 10
+    fake = tree.path / "fake.py"
+    fake.write_text(fake.read_text().replace('proof = ("d1",)', 'proof = ("d1",)\n    version = 2'))
+    (tree.path / "all-pass").touch()
+    result = tree.run("-m", "gates", "--resume=latest")
+    assert result.ret == 0
+    assert [line for line in tree.pool_log if "collect" in line] == ["collect P.a.1"] * 2
+    result.stdout.no_fnmatch_line("*carried over*")
+
+
 def test_junit_properties_carry_case_verdict_and_finding(tree: Tree) -> None:
     tree.gates('case("P.a", "1", verdict="fail")')
     tree.run("-m", "gates", "--junitxml=j.xml")

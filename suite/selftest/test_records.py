@@ -1,5 +1,6 @@
 """Records, history and the evidence format: what is written can be read, by this version and as far as possible by others."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_everything_written_is_read_back_equal(tmp_path: Path) -> None:
     for record in written:
         writer.write(record)
     assert list(load_run(tmp_path).history) == written
+
+
+def test_a_metric_that_is_no_number_is_unknown_and_does_not_cost_the_run(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.write(r.MetricsSnapshot(unit="e0", label="x", t_s=0.0, values={"running": 1.0, "kv_usage_ratio": math.nan}))
+    (read,) = load_run(tmp_path).history.of(r.MetricsSnapshot)
+    assert read.values == {"running": 1.0}
+    assert writer.history().of(r.MetricsSnapshot) == [read]
 
 
 def test_a_line_cut_short_by_a_kill_loses_only_itself(tmp_path: Path) -> None:

@@ -141,6 +141,43 @@ def test_verdicts_without_evidence_are_carried_and_nothing_judged_is_not_fine(
     assert "carried  X.told.a: UNTESTABLE as recorded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("outcome", ["PASS", "FAIL", "INCONCLUSIVE"])
+def test_a_verdict_whose_records_are_gone_does_not_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str
+) -> None:
+    with EvidenceWriter(tmp_path) as writer:
+        write_case(writer, "X.told.fine", PASS)
+        writer.write(r.Verdict(case_id="X.told.a", gate=Told.id, outcome=r.Outcome(outcome), claim="holds"))
+    assert main(["judge", str(tmp_path), "--width", "120"], gates=GATES) == judge.EXIT_HARNESS
+    out = capsys.readouterr().out
+    assert f"DIFFERS  X.told.a: recorded {outcome}" in out
+    assert "1 PASS, 1 HARNESS_ERROR" in out
+
+
+def untestable(writer: EvidenceWriter) -> None:
+    writer.write(r.Verdict(case_id="X.told.a", gate=Told.id, outcome=r.Outcome.UNTESTABLE, claim="holds"))
+
+
+@pytest.mark.parametrize(("first", "outcome"), [(True, "FAIL"), (False, "UNTESTABLE")])
+def test_of_a_case_that_one_session_could_not_test_the_newest_counts_as_well(
+    tmp_path: Path, first: bool, outcome: str
+) -> None:
+    for worker, able in (("main", not first), ("main-2", first)):
+        with EvidenceWriter(tmp_path, worker) as writer:
+            write_case(writer, "X.told.a", HANG) if able else untestable(writer)
+    judgement = judge.judge_run(load_run(tmp_path), GATES)
+    assert [str(row.verdict.outcome) for row in judgement.scoreboard(GATES).rows] == [outcome]
+
+
+def test_a_case_that_found_out_in_its_collection_what_the_host_lacks_is_carried(tmp_path: Path) -> None:
+    with EvidenceWriter(tmp_path) as writer:
+        write_case(writer, "X.told.fine", PASS)
+        write_case(writer, "X.told.a", PASS, recorded=("UNTESTABLE", "missing-capability"), finished=False)
+    judgement = judge.judge_run(load_run(tmp_path), GATES)
+    assert [v.outcome for v in judgement.carried] == ["UNTESTABLE"]
+    assert judgement.exit_code == judge.EXIT_SAME
+
+
 def newer(tmp_path: Path) -> list[str]:
     with EvidenceWriter(tmp_path) as writer:
         writer.write(

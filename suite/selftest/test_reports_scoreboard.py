@@ -41,7 +41,8 @@ def test_an_empty_run_says_so() -> None:
         (verdict("a.b", Out.FAIL, Code.HANG), None, "unexpected"),
         (verdict("a.b", Out.UNTESTABLE, Code.MISSING_CAPABILITY), expectation(Out.FAIL, "hang"), ""),
         (verdict("a.b", Out.FAIL, Code.HANG), expectation(Out.FAIL, "hang"), "expected"),
-        (verdict("a.b", Out.FAIL, Code.HANG, Code.KV_LEAK), expectation(Out.FAIL, "hang"), "expected"),
+        (verdict("a.b", Out.FAIL, Code.HANG, Code.UNBOUNDED_LOOKUPS), expectation(Out.FAIL, "hang"), "expected"),
+        (verdict("a.b", Out.FAIL, Code.HANG, Code.KV_LEAK), expectation(Out.FAIL, "hang"), "unexpected"),
         (verdict("a.b", Out.FAIL, Code.KV_LEAK, Code.HANG), expectation(Out.FAIL, "hang"), "unexpected"),
         (verdict("a.b", Out.PASS), expectation(Out.FAIL, "hang"), "unexpected"),
         (
