@@ -16,7 +16,7 @@ from suite.checks.base import finding
 from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import SHARE_TOKENS, calibrate, reuse_arms, settle_saves, share_and_boundary
-from suite.gates.judging import judge_arms
+from suite.gates.judging_arms import judge_arms
 from suite.gates.judging_sequence import judge_sequence, rules_of
 from suite.gates.sequences import ask_cold
 

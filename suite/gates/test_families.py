@@ -16,7 +16,8 @@ from suite.checks.base import EXTERNAL, LOCAL
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, settle_saves, share_and_boundary
-from suite.gates.judging import delta_of, judge_arms
+from suite.gates.judging import delta_of
+from suite.gates.judging_arms import judge_arms
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec

@@ -11,7 +11,8 @@ from suite.checks.base import EXTERNAL, finding, too_few
 from suite.contract import Case, Gate, outcome_of
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, reuse_arms
-from suite.gates.judging import delta_of, judge_arms, ordered, parity_findings, read_in_full
+from suite.gates.judging import delta_of, ordered, parity_findings, read_in_full
+from suite.gates.judging_arms import judge_arms
 from suite.gates.selections import kind_of
 
 if TYPE_CHECKING:

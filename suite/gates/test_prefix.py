@@ -10,7 +10,7 @@ from reports.history import History
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, other_engine, reuse_arms
-from suite.gates.judging import judge_arms
+from suite.gates.judging_arms import judge_arms
 from suite.workload.prompts import boundary_lengths
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from suite.checks.base import finding, too_few
 from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, record_owners, reuse_arms, settle_saves
-from suite.gates.judging import judge_arms
+from suite.gates.judging_arms import judge_arms
 
 if TYPE_CHECKING:
     from fixtures.spec import StackSpec
