@@ -37,6 +37,7 @@ class Floor:
     kind: ``native`` (native against native) or ``cold`` (cold against native). pairs, steps: sample sizes.
     parted: pairs whose tokens parted; margin_nat: largest margin at which they did (inf where it is unknown).
     unusable: pairs that could not be compared. They are in no other number.
+    noise_nat: what was measured, where ``max_nat`` is a limit made of it (``suite.gates.oracle``); else None, and ``max_nat`` is it.
     """
 
     kind: str
@@ -47,6 +48,13 @@ class Floor:
     margin_nat: float = 0.0
     unusable: int = 0
     first_problem: str = ""
+    noise_nat: float | None = None
+
+    def words(self) -> str:
+        """What an answer was held against."""
+        if self.noise_nat is None:
+            return f"floor {self.max_nat:.4g} nat from {self.pairs} pairs"
+        return f"limit {self.max_nat:.4g} nat, noise {self.noise_nat:.4g} nat in {self.pairs} pairs"
 
     def merged(self, other: Floor) -> Floor:
         """Both samples together (sequential and concurrent ones, say). ValueError for floors of unequal kinds."""
@@ -152,7 +160,7 @@ def judge_cold(
             elif d.parted:
                 notes.append(
                     f"{d.a_id} and {d.b_id} part at step {d.first_step} at a margin of {d.margin_nat:.4g} nat,"
-                    f" below the cold floor of {floor.max_nat:.4g} nat: numerics"
+                    f" below the cold {floor.words()}: numerics"
                 )
     if wrong:
         found.insert(0, _wrong(wrong, len(pairs), "against cold", floor))
@@ -165,7 +173,7 @@ def _numerics(d: Difference, floor: Floor) -> bool:
 
 def _wrong(wrong: Sequence[Difference], pairs: int, arm: str, floor: Floor | None) -> r.Finding:
     first = wrong[0]
-    limit = "no floor" if floor is None else f"floor {floor.max_nat:.4g} nat from {floor.pairs} pairs"
+    limit = "no floor" if floor is None else floor.words()
     return finding(
         r.FindingCode.WRONG_ANSWER,
         f"{len(wrong)} of {pairs} answers {arm} are wrong; first: {first.a_id} against {first.b_id}: {first} ({limit})",
@@ -173,7 +181,7 @@ def _wrong(wrong: Sequence[Difference], pairs: int, arm: str, floor: Floor | Non
         arm=arm,
         count=len(wrong),
         pairs=pairs,
-        floor_nat=None if floor is None else floor.max_nat,
+        limit_nat=None if floor is None else floor.max_nat,
         floor_pairs=0 if floor is None else floor.pairs,
     )
 

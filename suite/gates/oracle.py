@@ -46,7 +46,7 @@ def _of_calibration(rec: r.Record) -> bool:
 
 def _limited(floor: answers.Floor, limit_nat: float) -> answers.Floor:
     """A limit with the sample that it rests on."""
-    return replace(floor, kind="cold", max_nat=limit_nat)
+    return replace(floor, kind="cold", max_nat=limit_nat, noise_nat=floor.max_nat)
 
 
 def _halfway(noise_nat: float, damages_nat: Sequence[float]) -> float:

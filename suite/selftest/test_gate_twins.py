@@ -46,6 +46,15 @@ def test_as_far_as_a_wrong_block_it_is_wrong() -> None:
     assert "wrong before any block was read from the pool" in found.findings[0].message
 
 
+def test_a_limit_is_not_called_the_noise_that_was_measured() -> None:
+    found = next(one for one in judged(cold=1.1 * WRONG_NAT).findings if "against cold" in one.message)
+    numbers = judged(cold=1.1 * WRONG_NAT).numbers
+    assert (
+        f"(limit {found.evidence['limit_nat']:.4g} nat, noise {numbers['cold_floor_nat']:.4g} nat in" in found.message
+    )
+    assert found.evidence["limit_nat"] > numbers["cold_floor_nat"]
+
+
 def test_without_a_twin_that_confirms_it_the_limit_lies_between_noise_and_damage() -> None:
     found = judged(cold=0.5 * WRONG_NAT, native=0.01)
     assert found.finding == r.FindingCode.WRONG_ANSWER
