@@ -167,10 +167,17 @@ def test_a_harness_error_shows_its_traceback(tree: Tree) -> None:
 
 
 def test_allow_inconclusive_lets_it_pass_and_still_says_so(tree: Tree) -> None:
-    tree.gates('case("P.a", "1", verdict="inconclusive")')
+    tree.gates('case("P.a", "1", verdict="inconclusive")', 'case("P.a", "2")')
     result = tree.run("-m", "gates", "--allow-inconclusive")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*INCONCL*", "*1 inconclusive*"])
+
+
+def test_where_all_is_inconclusive_nothing_was_judged_allowed_or_not(tree: Tree) -> None:
+    tree.gates('case("P.a", "1", verdict="inconclusive")')
+    result = tree.run("-m", "gates", "--allow-inconclusive")
+    assert result.ret == 13
+    result.stdout.fnmatch_lines(["exit code 13: nothing was judged*"])
 
 
 @pytest.mark.usefixtures("no_rdma")
