@@ -88,6 +88,15 @@ def test_another_version_is_not_applied_and_says_so(tmp_path: Path, versions: st
     loaded = load_expectations(write(tmp_path, {**GOOD, "versions": versions}), {"X.a.1"}, installed=INSTALLED)
     assert not loaded.results
     assert [(n.case_id, why in n.why) for n in loaded.not_applied] == [("X.a.1", True)]
+    assert loaded.notices() == [f"expectation NOT APPLIED: X.a.1: {loaded.not_applied[0].why}"]
+
+
+def test_nothing_is_known_of_a_stack_that_is_deployed(tmp_path: Path) -> None:
+    """Its versions are those of its hosts: what is installed here may match, and says nothing."""
+    entries = write(tmp_path, GOOD, {**GOOD, "id": '"X.a.2"'})
+    loaded = load_expectations(entries, {"X.a.1", "X.a.2"}, installed=INSTALLED, elsewhere="it is deployed")
+    assert not loaded.results
+    assert loaded.notices() == ["expectations NOT APPLIED (2): it is deployed"]
 
 
 BAD = [
