@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ import msgspec
 
 from reports import records as r
 from reports.history import History
+from reports.whole_lines import append_whole
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(r.AnyRecord)
@@ -74,21 +74,10 @@ class EvidenceWriter:
         record = _finite(record)
         line = _ENCODER.encode(record) + b"\n"
         with self._lock:
-            self._append(line)
+            append_whole(self._file.fileno(), line)
             self._records.append(record)
         for listener in self._listeners:
             listener(record)
-
-    def _append(self, line: bytes) -> None:
-        """All of a line or nothing: a full disk takes a part, and a torn line with others after it costs a reader the file."""
-        begin = os.fstat(self._file.fileno()).st_size
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BaseException:
-            os.ftruncate(self._file.fileno(), begin)
-            raise
 
     def listen(self, listener: Callable[[r.Record], None]) -> None:
         """Call ``listener`` after each record (progress display)."""

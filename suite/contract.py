@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -113,6 +113,11 @@ class Gate:
         case = history.case
         fields.setdefault("claim", self.claim)
         return r.Verdict(case_id=case.case_id, gate=self.id, gate_version=self.version, outcome=outcome, **fields)
+
+    def judged(self, history: History, findings: Sequence[r.Finding], *, good: str, **fields: Any) -> r.Verdict:
+        """The verdict that findings, the primary one first, amount to. good: what was got where there are none."""
+        got = findings[0].message if findings else good
+        return self.verdict(history, outcome_of(findings), findings=tuple(findings), got=got, **fields)
 
 
 def outcome_of(findings: Iterable[r.Finding]) -> r.Outcome:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from fixtures.arguments import Parser
+from fixtures.endings import give_back, take_signals
 from fixtures.errors import UsageError
 from tools.named import read_named
 
@@ -218,11 +219,6 @@ def carry_out(plan: Plan, work: Path, out: Path, budget_s: float, say: Callable[
     return found
 
 
-def _interrupted(number: int, _frame: object) -> None:
-    """As Ctrl-C: runs are in sessions of their own, and would go on for hours without the one that ends them in time."""
-    raise KeyboardInterrupt(f"signal {number}")
-
-
 def _least_s(run: Run) -> float:
     return run.expected_s if run.least_s is None else run.least_s
 
@@ -238,7 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help="names of runs, with commas")
     given = parser.parse_args(argv)
-    previous = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Runs are in sessions of their own, and would go on for hours without the one that ends them in time.
+    taken = take_signals()
     try:
         plan = load_plan(given.plan)
         if given.only:
@@ -255,8 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"campaign: interrupted; the next call with --work {given.work} goes on\n")
         return 130
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        give_back(taken)
     left = [run for run in plan.run if (seen := earlier_outcome(given.work / run.name)) is None or seen.cut]
     return 1 if left else 0
 

@@ -13,7 +13,7 @@ from suite.bench.blocks import block_tokens_of, chunk_tokens_of, lengths, read_b
 from suite.bench.sampler import remote_reader
 from suite.bench.statistics import ALPHA, Decision, decide
 from suite.checks.base import finding, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates.oracle import calibration_records
 
 if TYPE_CHECKING:
@@ -67,11 +67,10 @@ class BreakEven(Gate):
         if not findings and math.isinf(high) and decisions[max(decisions)].side != "above":
             needed = decisions[max(decisions)].needed
             findings = too_few(_break_even_text(low, high, estimate, decisions), needed=needed)
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message if findings else _break_even_text(low, high, estimate, decisions),
+            findings,
+            good=_break_even_text(low, high, estimate, decisions),
             wanted="an interval from two prompt lengths or more",
             numbers={
                 "tokens_low": low,

@@ -10,7 +10,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import liveness
 from suite.checks.base import COMPUTED, PROMPT, finding, run, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates.judging import ordered
 
 CASE = "B.interleaved.cold"
@@ -56,11 +56,10 @@ class Interleaved(Gate):
             "blocks": lambda: [] if len(blocks) > asked / 2 else too_few(f"{len(blocks)} of {asked} blocks are good"),
         }
         findings = ordered(run(checks))
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message if findings else f"{len(blocks)} of {asked} blocks",
+            findings,
+            good=f"{len(blocks)} of {asked} blocks",
             wanted="all of them",
         )
 

@@ -215,11 +215,10 @@ class Promise(Gate):
         elif share is not None and share < wanted:
             findings = [finding(r.FindingCode.FEWER_HITS, f"{text}: {share:.0%} of the loss given back")]
         factor = pool.summary.ttft.p50 / native.summary.ttft.p50
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message if findings else f"{text}: {share:.0%} of the loss given back",
+            findings,
+            good=f"{text}: {share:.0%} of the loss given back",
             wanted=f"{wanted:.0%} of the loss at least",
             numbers={"lost": round(lost, 4), "recovered": round(recovered, 4), "share": share and round(share, 3)},
             notes=(
@@ -258,11 +257,10 @@ def judge_replays(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     late = [m.cell.name for m in found if m.summary.client_behind]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{len(found)} replays, {sum(m.requests for m in found)} requests",
+        findings,
+        good=f"{len(found)} replays, {sum(m.requests for m in found)} requests",
         wanted="every request answered, sources that add up, no hit that the trace cannot have",
         numbers={m.cell.name: row(m) for m in found},
         notes=tuple(f"{name}: the client was late, its latencies are in part its own" for name in late),

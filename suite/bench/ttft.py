@@ -17,7 +17,7 @@ from suite.bench.sampler import ANSWER_TOKENS, Sampler, remote_reader
 from suite.bench.statistics import ALPHA, METHOD, Decision, decide, fewest_blocks, sample
 from suite.checks import conservation, liveness, logs
 from suite.checks.base import finding, run, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates.judging import counts_loads, delta_of, explanation, ordered, visible_findings
 from suite.workload.summary import Spread
 
@@ -109,14 +109,13 @@ class Ttft(Gate):
         }
         findings = ordered(run(checks))
         judged = threshold is not None
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
+            findings,
             claim=self.claim
             if judged
             else f"TTFT of a cold, a native and an external prompt of {tokens} tokens is known",
-            findings=findings,
-            got=findings[0].message if findings else f"external / cold {decision}",
+            good=f"external / cold {decision}",
             wanted=f"at most {threshold:g} times the cold one"
             if judged
             else "measured; this platform has no threshold",

@@ -10,7 +10,7 @@ from fixtures.client import Client
 from fixtures.request import Target
 from reports import records as r
 from reports.history import History
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.defects.catalogue import CLIENT
 
 ERRORS = "client.ttft-errors"
@@ -68,10 +68,9 @@ class ClientOnTime(Gate):
         if not 0 <= median(errors) < limit_s:
             text = f"the client is {median(errors) * 1e3:.2f} ms late (median); limit {limit_s * 1e3:.2f} ms"
             findings.append(r.Finding(code=r.FindingCode.HARNESS_EXCEPTION, message=text, evidence=dict(fact.value)))
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=tuple(findings),
-            got=findings[0].message if findings else f"{median(errors) * 1e3:.2f} ms late (median)",
+            findings,
+            good=f"{median(errors) * 1e3:.2f} ms late (median)",
             wanted=f"less than {limit_s * 1e3:.2f} ms",
         )

@@ -19,7 +19,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers, faults, liveness, recovery
 from suite.checks.base import finding, run, too_few
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.degrade_cells import CONTROL, DATA, HEALS, MASTER, OWNER, POOL, Cell, Heal
 from suite.gates.judging import explanation, ordered
 from suite.gates.judging_degrade_cells import same_engine, twins, unexplained_logs, within_budget
@@ -234,13 +234,10 @@ def judge_soak(gate: Gate, history: History) -> r.Verdict:
     inside = [o for o in traffic if _overlaps(o, turns)]
     replay = replay_command(history.case.params)
     why = {**explanation(history, findings), "next_command": replay} if findings else {}
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message
-        if findings
-        else f"{len(turns)} faults, well after each; {len(quiet)} requests beside them good",
+        findings,
+        good=f"{len(turns)} faults, well after each; {len(quiet)} requests beside them good",
         wanted="traffic outside faults answered right and in time, the stack well after each fault, nothing grows",
         numbers={
             "faults": len(turns),

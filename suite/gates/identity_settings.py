@@ -154,9 +154,8 @@ SETTINGS: dict[str, Setting] = {
         needs=("gpu",),  # the CPU's one backend has one order
     ),
     "triton": _backend("TRITON_ATTN"),
-    "flashinfer": _backend(
-        "FLASHINFER"
-    ),  # the default of other GPUs than Hopper: a fleet of two kinds differs in it unasked
+    # The default of other GPUs than Hopper: a fleet of two kinds differs in it unasked.
+    "flashinfer": _backend("FLASHINFER"),
     "tensor-parallel": Setting(
         "the tensor-parallel size",
         "1",

@@ -81,9 +81,6 @@ def ordered(findings: Iterable[r.Finding]) -> tuple[r.Finding, ...]:
     return tuple(sorted(findings, key=lambda f: rank.get(f.code, len(PRIORITY))))
 
 
-# Arms ---------------------------------------------------------------------------------------------------------------
-
-
 def explanation(history: History, findings: Sequence[r.Finding]) -> dict[str, str]:
     """Likely cause, what shows it in production, and the next command, from the primary finding."""
     if not findings:

@@ -11,7 +11,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import EXTERNAL, LOCAL, PROMPT, run, too_few
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import (
     _external,
     delta_of,
@@ -61,11 +61,10 @@ def judge_arms(
     judged = [o for o in counted if kind_of(o) == arm]
     got = [_tokens(history, o, arm) for o in judged]
     wanted = [expected_external(history, o) if arm == "external" else expected_local(history, o) for o in judged]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{arm} tokens {got}, answers equal",
+        findings,
+        good=f"{arm} tokens {got}, answers equal",
         wanted=f"{arm} tokens {wanted}; the native answer within {oracle.native.max_nat:.3g} nat",
         numbers={**oracle.numbers(), **_ttft(observed), **(numbers or {})},
         notes=_cold_notes(history, oracle),

@@ -9,7 +9,7 @@ from reports.history import History
 from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.checks.pool_model import Expected, PoolModel
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.arms import REFERENCE
 from suite.gates.judging import explanation, measured_checks, ordered, sums_and_sources, visible_findings
 from suite.gates.judging_sequence import (
@@ -135,11 +135,10 @@ def judge_burst(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     cached = [o.cached_tokens for o in overlapping]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{len(overlapping)} requests at once, all right; cached {cached}",
+        findings,
+        good=f"{len(overlapping)} requests at once, all right; cached {cached}",
         wanted=f"the cold answers; cached tokens {[(e.cached_tokens, e.at_most_tokens) for _, e in bounds]} (least, most)",
         numbers={**oracle.numbers(), "at_once": len(overlapping)},
         notes=tuple(answers.judge_cold(cold_pairs(history, overlapping), oracle.cold_limit_concurrent).notes),

@@ -9,7 +9,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import finding, run
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import explanation, ordered, read_in_full, visible_findings
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, cold_pairs
@@ -41,11 +41,10 @@ def judge_degrade(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     budget_s = float(budget_of(history)["ttft_extra_s"])
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{len(victims)} victims answered right, 200, within budget",
+        findings,
+        good=f"{len(victims)} victims answered right, 200, within budget",
         wanted=f"200, the cold answer, TTFT at most max({budget_of(history)['ttft_factor']:g} x cold, cold + {budget_s:g} s)",
         numbers={**oracle.numbers(), **numbers(history, degraded)},
         notes=tuple(answers.judge_cold(cold_pairs(history, victims), oracle.cold_limit_concurrent).notes),

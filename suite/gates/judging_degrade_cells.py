@@ -14,7 +14,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import answers, degrade, liveness, logs, recovery
 from suite.checks.base import finding, run, too_few
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.degrade_cells import CONTROL, ETCD, LEADER, MASTER, OWNER, PEER, Cell
 from suite.gates.degrade_envelope import envelope, healed_s
 from suite.gates.judging import explanation, ordered
@@ -95,13 +95,10 @@ def judge_cell(gate: Gate, history: History) -> r.Verdict:
     why = explanation(history, findings)
     if findings and (cause := PREFERRED_CAUSES.get((cell.target, findings[0].code))):
         why["cause"] = cause
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message
-        if findings
-        else f"{len(judged)} requests answered right, 200, within budget; hits back",
+        findings,
+        good=f"{len(judged)} requests answered right, 200, within budget; hits back",
         wanted=f"200, the cold answer, TTFT at most max({spec['ttft_factor']:g} x cold, cold +"
         f" {spec['ttft_extra_s']:g} s), and the stack well again",
         numbers={**shape, **resources(history), **oracle.numbers()},

@@ -36,9 +36,8 @@ def pressure(history: History, cell: Cell) -> list[r.Finding]:
         return []  # check_landed says so
     degraded = history.observations(phase="degraded")
     victims = [o for o in degraded if kind_of(o) == "victim"]
-    asked = [
-        o for o in victims if not o.cancelled and o.done_s >= begin.t_s
-    ]  # some phases have them under way when it comes
+    # By their end: in some phases they are under way when the fault comes.
+    asked = [o for o in victims if not o.cancelled and o.done_s >= begin.t_s]
     found = faults.no_pressure("victims asked for after the fault", len(asked), 1)
     found += faults.no_pressure("engines that were not hurt and were looked at", len(surviving(history)), 1)
     owners = [f.value for f in history.facts("owners")]

@@ -77,11 +77,10 @@ def judge_identity(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     reused = [str(j.numbers.get("reused_tokens", "?")) for j in judged]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{', '.join(reused)} tokens reused across; every answer its own",
+        findings,
+        good=f"{', '.join(reused)} tokens reused across; every answer its own",
         wanted=f"nothing reused across {params['setting']}, or the reader's own answer; own blocks and equal engines do hit",
         notes=tuple(n for j in judged for n in j.notes) + _apart(pairs),
         numbers={

@@ -9,7 +9,7 @@ from reports.history import History
 from suite.checks import answers, degrade, faults, liveness, logs, recovery
 from suite.checks.base import EXTERNAL, finding, run, too_few
 from suite.checks.comparison import Difference, compare
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import delta_of, failed_loads, ordered, read_in_full, visible_findings
 from suite.gates.oracle import Oracle
 from suite.gates.selections import budget_of, cold_pairs
@@ -159,11 +159,10 @@ def judge_integrity(gate: Gate, history: History) -> r.Verdict:
     victim = victim_of(history)
     d = difference(history, victim) if victim is not None else None
     cause, production = CAUSES.get(findings[0].code, ("", "invisible")) if findings else ("", "")
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else "the damaged block was refused, and the answer is right",
+        findings,
+        good="the damaged block was refused, and the answer is right",
         wanted="the block is refused; status 200 and the cold answer, recomputed, after few lookups",
         cause=cause,
         production=production,

@@ -9,7 +9,7 @@ from reports.history import History
 from suite.checks import answers, conservation, faults, hits, liveness, logs, recovery
 from suite.checks.base import EXTERNAL, finding, run, too_few
 from suite.checks.pool_model import Expected
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import delta_of, explanation, failed_loads, ordered
 from suite.gates.oracle import Oracle
 from suite.gates.selections import COLD, cold_pairs, kind_of
@@ -162,13 +162,10 @@ def judge_pressure(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     cancelled = sum(o.cancelled for o in judged)
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message
-        if findings
-        else f"{len(pairs)} answers right, {cancelled} cancelled, nothing left in use",
+        findings,
+        good=f"{len(pairs)} answers right, {cancelled} cancelled, nothing left in use",
         wanted="the cold answer for every prompt, under pressure and after; KV usage 0; maximum length admitted",
         numbers={
             **oracle.numbers(),

@@ -9,7 +9,7 @@ from reports.history import History
 from suite.checks import answers, faults, hits, liveness, logs
 from suite.checks.base import finding, run, too_few
 from suite.checks.pool_model import Expected
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import (
     delta_of,
     explanation,
@@ -141,11 +141,10 @@ def judge_restart(gate: Gate, history: History) -> r.Verdict:
         }
     findings = ordered(run(checks))
     left = [blocks_left(history, o) for o in history.observations(phase=BACK)]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{len(read)} requests read exactly what was left; blocks {left}",
+        findings,
+        good=f"{len(read)} requests read exactly what was left; blocks {left}",
         wanted="exactly the leading blocks that the pool still holds, right answers, full hits of what is saved anew",
         numbers={**oracle.numbers(), "old_blocks_left": left},
         **explanation(history, findings),

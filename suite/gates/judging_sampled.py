@@ -17,7 +17,7 @@ from reports.history import History
 from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import COMPUTED, EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.checks.pool_model import Expected
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.judging import (
     delta_of,
     explanation,
@@ -235,11 +235,10 @@ def judge_sampled(gate: Gate, history: History) -> r.Verdict:
     }
     findings = ordered(run(checks))
     told = {role: o.cached_tokens for role in (*ARMS, CONTROL) if (o := arm(history, role)) is not None}
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"equal answers in all arms; cached tokens {told}",
+        findings,
+        good=f"equal answers in all arms; cached tokens {told}",
         wanted="external and native answers equal within the native floor, token by token; exact hits",
         numbers={**oracle.numbers(), "cached_tokens": told},
         notes=_parted(history),

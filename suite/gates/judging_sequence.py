@@ -15,7 +15,7 @@ from reports.history import History
 from suite.checks import answers, hits, liveness, logs
 from suite.checks.base import EXTERNAL, LOCAL, PROMPT, finding, run, too_few
 from suite.checks.pool_model import Expected, PoolModel, Rules
-from suite.contract import Gate, outcome_of
+from suite.contract import Gate
 from suite.gates.arms import REFERENCE
 from suite.gates.judging import delta_of, explanation, failed_loads, measured_checks, ordered, visible_findings
 from suite.gates.oracle import Oracle
@@ -132,11 +132,10 @@ def judge_sequence(
     }
     findings = ordered([*run(checks), *extra])
     asked = [(o, e) for o, e in expected if kind_of(o) != COLD]
-    return gate.verdict(
+    return gate.judged(
         history,
-        outcome_of(findings),
-        findings=findings,
-        got=findings[0].message if findings else f"{len(asked)} requests, each with exactly its hits and right answer",
+        findings,
+        good=f"{len(asked)} requests, each with exactly its hits and right answer",
         wanted=f"local/external tokens {[(e.local_tokens, e.external_tokens) for _, e in asked]}",
         numbers={**oracle.numbers(), "requests": len(observed)},
         notes=tuple(answers.judge_cold(cold_pairs(history, [o for o, _ in asked]), oracle.cold_limit).notes),

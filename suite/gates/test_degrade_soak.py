@@ -25,6 +25,7 @@ DEFAULT_S = 120.0
 """Of `--scope full` without `--soak`: about five faults. `--soak 10m` is the one that says something about growth."""
 
 LONGEST_S = 30 * 86400.0
+"""Of `--soak`: more is a slip of the keyboard, and infinity is no time."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reports import records as r
 from reports.history import History
 from suite.checks.base import finding, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 
 if TYPE_CHECKING:
@@ -60,13 +60,10 @@ class ExposedPorts(Gate):
         given = dict(hosts.value) if hosts else {}
         findings = _exposed(listening, str(host.value) if host else "", units.value if units else [], given)
         open_to_all = findings[0].evidence.get("ports", []) if findings else []
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=tuple(findings),
-            got=findings[0].message
-            if findings
-            else f"{len(listening)} ports, all bound to {host.value if host else '?'}",
+            findings,
+            good=f"{len(listening)} ports, all bound to {host.value if host else '?'}",
             wanted="no port bound to another address than the stack's own",
             cause="a store client binds its data and handshake ports to all interfaces, whatever it is told"
             if findings
@@ -153,11 +150,10 @@ class ForeignClient(Gate):
     def judge(self, history: History) -> r.Verdict:
         fact, after = history.fact("foreign"), history.fact("foreign.after")
         findings = _reached(fact.value, bool(after.value)) if fact and after else too_few("nothing was tried")
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=tuple(findings),
-            got=findings[0].message if findings else "refused",
+            findings,
+            good="refused",
             wanted="the block is neither given out nor removed",
             cause="the master knows no clients: whoever reaches its port is one" if findings else "",
             production="invisible: the master logs no client by name" if findings else "",

@@ -10,7 +10,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import degrade, liveness, logs, recovery
 from suite.checks.base import finding, run, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate
 from suite.gates.judging import explanation, ordered, visible_findings
@@ -114,11 +114,10 @@ class Footprint(Gate):
         lookups = (delta or {}).get("store.lookup_exists.ok.ops", 0.0)
         ttft_ms = [round(o.ttft_s * 1000, 1) for o in reads if o.ttft_s is not None]
         cancelled = sum(o.cancelled for o in reads)
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message if findings else f"{lookups:g} lookups for {len(reads)} requests, no KV left",
+            findings,
+            good=f"{lookups:g} lookups for {len(reads)} requests, no KV left",
             wanted=f"at most {budget_of(history)['max_lookups']:g} lookups a request, KV usage 0 when idle",
             numbers={"lookups": lookups, "reads": len(reads), "cancelled": cancelled, "ttft_ms": ttft_ms},
             **explanation(history, findings),

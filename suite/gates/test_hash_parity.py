@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reports import records as r
 from reports.history import History
 from suite.checks.base import EXTERNAL, finding, too_few
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates import gate_cases
 from suite.gates.arms import calibrate, reuse_arms
 from suite.gates.judging import delta_of, ordered, parity_findings, read_in_full
@@ -106,11 +106,10 @@ class SeedNamed(Gate):
         if inner.finding == r.FindingCode.SEED_MISMATCH:
             findings = ordered([*_effect(history), *_beside(inner)])
             named = f"named: {inner.findings[0].message}"
-            return self.verdict(
+            return self.judged(
                 history,
-                outcome_of(findings),
-                findings=findings,
-                got=findings[0].message if findings else named,
+                findings,
+                good=named,
                 wanted=wanted,
                 numbers=inner.numbers,
                 next_command=f"pytest -m gates -k '{history.case.case_id}'" if findings else "",

@@ -10,7 +10,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import faults
 from suite.checks.base import run
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates import gate_cases, rolling
 from suite.gates.degrade_cells import MASTER, Cell, Topology
 from suite.gates.judging import explanation, ordered
@@ -78,11 +78,10 @@ class MasterMoved(Gate):
             checks["stops"] = lambda: rolling.stops(history)
         findings = ordered(run(checks))
         back_s = {w.what: round(w.elapsed_s, 1) for w in history.of(r.WaitRecord) if w.what.startswith("hits-back/")}
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message if findings else f"{len(traffic)} requests answered right while the master moved",
+            findings,
+            good=f"{len(traffic)} requests answered right while the master moved",
             wanted="every request answered right and in time, and every engine shares over the new master",
             numbers={
                 "requests": len(traffic),

@@ -136,11 +136,10 @@ class LookupChannel(Gate):
         findings = parity.check_lookup_channels(history, engines)
         snapshot = history.last(r.SocketSnapshot)
         paths = sorted({f"{s.unit}: {s.path}" for s in snapshot.unix if "lookup" in s.path}) if snapshot else []
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=tuple(findings),
-            got=findings[0].message if findings else "; ".join(paths),
+            findings,
+            good="; ".join(paths),
             wanted="no UNIX socket path bound by two engines, and one lookup channel for each engine",
             cause="lookup_rpc_port is left at its default: one path for all engines of a host" if findings else "",
             production="invisible until the neighbour dies; then the scheduler waits for ever" if findings else "",

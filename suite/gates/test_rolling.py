@@ -9,7 +9,7 @@ from reports import records as r
 from reports.history import History
 from suite.checks import faults
 from suite.checks.base import run
-from suite.contract import Case, Gate, outcome_of
+from suite.contract import Case, Gate
 from suite.gates import gate_cases, rolling
 from suite.gates.degrade_cells import MASTER, Cell
 from suite.gates.judging import explanation, ordered
@@ -73,13 +73,10 @@ class RollingRestart(Gate):
         findings = ordered(run(checks))
         starts = {a.unit: round(a.elapsed_s, 1) for a in history.of(r.StartAttempt)}
         releases = {f.value["engine"]: f.value["releases"] for f in history.facts("upgraded")}
-        return self.verdict(
+        return self.judged(
             history,
-            outcome_of(findings),
-            findings=findings,
-            got=findings[0].message
-            if findings
-            else f"{len(traffic)} requests answered right while {len(starts)} restarted",
+            findings,
+            good=f"{len(traffic)} requests answered right while {len(starts)} restarted",
             wanted="every request answered right and in time, each engine stopped by itself and shares again",
             numbers={"requests": len(traffic), "start_s": starts, "came_back_with": releases},
             **explanation(history, findings),

@@ -17,8 +17,9 @@ import pytest
 import fixtures.models  # noqa: F401 - pytester forgets what an inner run imports, and numpy cannot be imported twice
 from fixtures.waiting import wait_for
 from reports import records as r
-from reports.evidence import EvidenceWriter, load_run
+from reports.evidence import load_run
 from reports.render import json as verdicts_json
+from reports.whole_lines import append_whole
 from suite.selftest.fake_gates import CONFTEST, FAKE, TESTS
 
 pytestmark = pytest.mark.selftest
@@ -308,16 +309,15 @@ def test_an_evidence_folder_that_cannot_be_written_is_4_before_anything_starts(
 def test_an_evidence_folder_without_room_stops_the_run_with_4_and_keeps_what_it_has(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def append(self: EvidenceWriter, line: bytes) -> None:
+    def append(descriptor: int, line: bytes) -> None:
         if b"P.a.2" in line:
             full.append(True)
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        whole(self, line)
+        append_whole(descriptor, line)
 
     full: list[bool] = []
-    whole = EvidenceWriter._append
-    monkeypatch.setattr(EvidenceWriter, "_append", append)
+    monkeypatch.setattr("reports.evidence.append_whole", append)
     tree.gates(*(f'case("P.a", "{n}")' for n in (1, 2, 3)))
     result = tree.run("-m", "gates")
     assert result.ret == 4

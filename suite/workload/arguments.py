@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from fixtures.arguments import EXIT_USAGE
 from fixtures.errors import HarnessError, UsageError
 
-EXIT_USAGE = 4
 EXIT_HARNESS = 12
 
 
