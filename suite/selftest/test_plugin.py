@@ -611,3 +611,38 @@ def test_a_verdict_survives_the_way_from_worker_to_controller() -> None:
     verdict = r.Verdict(case_id="P.a.1", gate="P.a", outcome=r.Outcome.PASS, claim="c", numbers={"x": 1.5})
     judged = Judged(verdict=verdict, disposition=Disposition.PASSED)
     assert msgspec.json.decode(msgspec.json.encode(judged), type=Judged) == judged
+
+
+DEPLOYED = """
+name = "prod"
+runtime = "external"
+[store]
+[engine]
+served_model_name = "m"
+[[engines]]
+[external]
+master_admin = "http://127.0.0.1:9003"
+engines = { e0 = "http://127.0.0.1:8000" }
+"""
+
+
+def test_nothing_is_expected_of_a_deployed_stack_and_its_versions_are_not_claimed(tree: Tree) -> None:
+    """What is installed here matches the entry, and says nothing of what runs there."""
+    tree.gates('case("P.a", "1")')
+    (tree.path / "prod.toml").write_text(DEPLOYED)
+    result = tree.run("-m", "gates", "--stack=prod.toml", tree.expect(KNOWN))
+    result.stdout.fnmatch_lines(
+        [
+            "*versions of this environment (a deployed stack has its own): *",
+            "*NOT APPLIED: P.a.1: the stack is deployed*",
+        ]
+    )
+
+
+def test_an_evidence_folder_behind_a_broken_link_is_4(tree: Tree) -> None:
+    tree.gates('case("P.a", "1")')
+    (tree.path / "gone").symlink_to(tree.path / "nowhere")
+    result = tree.run("-m", "gates", "--evidence=gone")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: --evidence gone: is a link to nowhere; give a folder"])
+    assert tree.pool_log == []

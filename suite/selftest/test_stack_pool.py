@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,10 @@ import pytest
 from fixtures import capabilities
 from fixtures.capabilities import Capability
 from fixtures.errors import Untestable, UsageError
+from fixtures.models import ensure_model
 from fixtures.progress import open_progress
 from fixtures.spec import StackSpec, load_spec
-from fixtures.stack_pool import StackPool
+from fixtures.stack_pool import StackBuilder, StackPool
 from reports import records as r
 
 pytestmark = pytest.mark.selftest
@@ -128,3 +130,24 @@ def test_an_address_that_no_unit_could_bind_is_one_line(tmp_path: Path, host: st
         progress.close()
     assert "\n" not in str(caught.value)
     assert [type(record) for record in records] == [r.StackDown]
+
+
+def test_weights_that_are_cut_short_are_found_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts(builder: object) -> None:
+        raise AssertionError("a store is started over weights that no engine can load")
+
+    monkeypatch.setattr("fixtures.stack_pool.check_installed", lambda spec: None)
+    monkeypatch.setattr(StackBuilder, "start_store", starts)
+    model = shutil.copytree(ensure_model("tiny-base").path, tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    progress = open_progress()
+    try:
+        with pytest.raises(UsageError, match="cut short"):
+            StackPool(tmp_path, lambda record: None, progress).acquire(
+                load_spec("cpu").with_all_engines(model=str(model))
+            )
+    finally:
+        progress.close()
